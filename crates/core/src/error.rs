@@ -1,0 +1,81 @@
+use std::fmt;
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong, and through [`kind`](Error::kind) what the caller can do about it.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Source>,
+}
+
+/// The caller's question: try again, mend the input, or stop?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The input is wrong and stays wrong: mend it.
+    Invalid,
+    /// The same event id is there already with another tenant, type or key.
+    Conflict,
+    /// What was asked for is not there.
+    NotFound,
+    /// The event's state does not allow this step.
+    IllegalTransition,
+    /// The database does not hold what this version expects: run the migration, or a newer binary.
+    Schema,
+    /// The database could not be reached, or refused for now: trying again may help.
+    Unavailable,
+    /// The database refused the statement for good.
+    Database,
+    /// The relay was asked for something that its state does not allow, such as a second start.
+    State,
+}
+
+impl Error {
+    /// An error of this kind with this message.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The input is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// A field is longer than it may be.
+    pub(crate) fn too_long(field: &str, length: usize, limit: usize) -> Self {
+        Self::invalid(format!("{field} is {length} long, the limit is {limit}"))
+    }
+
+    /// Keeps the error that caused this one.
+    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        self.kind == ErrorKind::Unavailable
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

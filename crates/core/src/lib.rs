@@ -1,0 +1,43 @@
+//! The words and the promises of Posthaste, a transactional outbox.
+//!
+//! An [`Event`] is what an application enqueues in its own database transaction. A relay reads it
+//! back as an [`Envelope`], hands it to a [`Transport`](transport::Transport), and settles the
+//! [`Outcome`](transport::Outcome) in the [store](store). This crate holds the vocabulary that all
+//! of them share and the contracts they keep; it talks to no database and to no broker.
+//!
+//! Modules stand in the order in which an event meets them.
+
+pub mod name;
+
+pub mod limits;
+
+pub mod event;
+
+pub mod key;
+
+pub mod table;
+
+pub mod status;
+
+pub mod envelope;
+
+pub mod store;
+
+pub mod transport;
+
+pub mod backoff;
+
+pub mod clock;
+
+mod error;
+
+pub use crate::{
+    envelope::Envelope,
+    error::{Error, ErrorKind, Result},
+    event::{Event, EventBuilder, Ordering},
+    key::Key,
+    limits::Limits,
+    name::{GLOBAL, TypeName},
+    status::Status,
+    table::TableName,
+};

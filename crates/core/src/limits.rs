@@ -1,0 +1,55 @@
+//! How long each field of an event may be. Lengths of names are counted in characters, the
+//! payload in bytes, as the databases count them.
+
+use crate::{Error, Result};
+
+/// Longest event type.
+pub const EVENT_TYPE: usize = 128;
+/// Longest aggregate type.
+pub const AGGREGATE_TYPE: usize = 100;
+/// Longest aggregate id.
+pub const AGGREGATE_ID: usize = 255;
+/// Longest tenant.
+pub const TENANT: usize = 100;
+/// Longest topic.
+pub const TOPIC: usize = 255;
+/// Longest routing key.
+pub const ROUTING_KEY: usize = 100;
+/// Longest schema id.
+pub const SCHEMA_ID: usize = 128;
+/// Longest ordering key that an application sets.
+pub const ORDERING_KEY: usize = 255;
+/// Longest content type.
+pub const CONTENT_TYPE: usize = 100;
+/// Longest error text that is kept with an event.
+pub const ERROR_TEXT: usize = 4_000;
+
+/// The limits that an outbox can set for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest payload in bytes: 1 MiB unless set.
+    pub payload: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { payload: 1024 * 1024 }
+    }
+}
+
+/// Refuses a text that is empty or has more characters than `limit`.
+pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
+    if text.is_empty() {
+        return Err(Error::invalid(format!("{field} is empty; leave it out or give it a value")));
+    }
+    let length = text.chars().count();
+    if length > limit {
+        return Err(Error::too_long(field, length, limit));
+    }
+    Ok(())
+}
+
+/// Cuts an error text at [`ERROR_TEXT`] characters, at a character boundary.
+pub fn cut_error(text: &str) -> &str {
+    text.char_indices().nth(ERROR_TEXT).map_or(text, |(end, _)| &text[..end])
+}

@@ -1,0 +1,63 @@
+use async_trait::async_trait;
+
+use super::{Fetched, Position, Relay};
+use crate::Result;
+
+/// A claim on rows: its token fences every later write to them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RowLease {
+    /// What stands in `locked_by`: the relay's owner text and the number of the claim.
+    pub token: String,
+}
+
+/// Rows that were claimed together.
+#[derive(Debug)]
+pub struct ClaimedRows {
+    /// The rows, in the order of their sequence.
+    pub rows: Vec<Fetched>,
+    /// Where the claims of this relay stand.
+    pub position: Position,
+}
+
+/// Taking single rows, for unordered work (`none`). Two claimers never share a row; an expired
+/// lease is claimable; times are the database's.
+#[async_trait]
+pub trait Claim {
+    /// Claims up to `limit` fresh rows behind `from.sequence` and rows whose time has come.
+    async fn claim(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows>;
+
+    /// Claims rows at or before `from.sequence` that a claim passed over: committed late, or
+    /// locked by a claimer that went away. The answer's position is where such sweeps may start
+    /// from now on.
+    async fn claim_late(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows>;
+
+    /// Claims one row whose lease has expired, and records an attempt before it is handed out: its
+    /// dispatch may have killed the relay that had it.
+    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>>;
+
+    /// Claims these rows by their sequence, as far as they are free (hot path).
+    async fn claim_hot(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        sequences: &[i64],
+    ) -> Result<Vec<Fetched>>;
+
+    /// Extends the leases that are still held.
+    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()>;
+
+    /// Gives rows back at a graceful stop.
+    async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()>;
+}

@@ -1,0 +1,158 @@
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::{Envelope, Result, Status};
+
+/// Which events to list, count or act on. Empty matches all; given parts must all match.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only in this state.
+    pub status: Option<Status>,
+    /// Only of this event type.
+    pub event_type: Option<String>,
+    /// Only of this aggregate type.
+    pub aggregate_type: Option<String>,
+    /// Only of this aggregate id.
+    pub aggregate_id: Option<String>,
+    /// Only of this tenant.
+    pub tenant: Option<String>,
+    /// Only written at or after this time.
+    pub created_from: Option<Timestamp>,
+    /// Only written before this time.
+    pub created_before: Option<Timestamp>,
+}
+
+/// An event with all that is known about it.
+#[derive(Debug, Clone)]
+pub struct EventRecord {
+    /// Where it stands.
+    pub status: Status,
+    /// Its place in the outbox.
+    pub sequence: i64,
+    /// Its shard.
+    pub shard: u16,
+    /// Its id, `None` when the column holds none.
+    pub event_id: Option<Uuid>,
+    /// The envelope, or why the row cannot be decoded.
+    pub content: Result<Envelope, String>,
+    /// Failed attempts.
+    pub attempts: u32,
+    /// Not before this time; `None` also when it waits for its lane or for an operator.
+    pub not_before: Option<Timestamp>,
+    /// Why it waits.
+    pub wait: Option<super::Wait>,
+    /// When it was acknowledged.
+    pub sent_at: Option<Timestamp>,
+    /// When it was given up on.
+    pub dead_at: Option<Timestamp>,
+    /// The last failure.
+    pub last_error: Option<String>,
+    /// Who holds a row lease on it.
+    pub locked_by: Option<String>,
+}
+
+/// A page of a list, newest first.
+#[derive(Debug, Default)]
+pub struct EventPage {
+    /// The events.
+    pub events: Vec<EventRecord>,
+    /// Pass it as `before` to get the next page; `None` on the last one.
+    pub next: Option<i64>,
+}
+
+/// One failed attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Which attempt: 1 is the first.
+    pub attempt: u32,
+    /// When.
+    pub at: Timestamp,
+    /// By which relay.
+    pub relay: String,
+    /// Where to.
+    pub destination: String,
+    /// Why it failed.
+    pub error: String,
+}
+
+/// How many events are in which state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Written and not yet delivered.
+    pub new: u64,
+    /// Claimed under a row lease.
+    pub sending: u64,
+    /// Failed and to be tried again.
+    pub retry: u64,
+    /// Given up on.
+    pub dead: u64,
+}
+
+/// A shard, its owner and its mark.
+#[derive(Debug, Clone)]
+pub struct ShardRecord {
+    /// The shard.
+    pub shard: u16,
+    /// Who holds it, `None` when it is free or the lease has expired.
+    pub locked_by: Option<String>,
+    /// Until when.
+    pub locked_until: Option<Timestamp>,
+    /// How many owners it has had.
+    pub epoch: i64,
+    /// Where the next owner starts.
+    pub mark: i64,
+}
+
+/// A relay that has reported.
+#[derive(Debug, Clone)]
+pub struct RelayRecord {
+    /// Its name.
+    pub name: String,
+    /// See [`Relay::owner`](super::Relay::owner).
+    pub owner: String,
+    /// How it divides the work.
+    pub ordering: String,
+    /// Its version.
+    pub version: String,
+    /// Since when.
+    pub started_at: Timestamp,
+    /// When it last reported.
+    pub heartbeat_at: Timestamp,
+    /// Its last report is younger than its lease.
+    pub alive: bool,
+}
+
+/// Looking at an outbox. Nothing here writes, and nothing scans what was sent.
+#[async_trait]
+pub trait Inspect {
+    /// One event by its id.
+    async fn event(&self, id: Uuid) -> Result<Option<EventRecord>>;
+
+    /// Events that match, newest first, at most `limit`, older than `before`.
+    async fn events(&self, filter: &Filter, before: Option<i64>, limit: usize)
+    -> Result<EventPage>;
+
+    /// The failed attempts of one event, first to last.
+    async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>>;
+
+    /// How many events are in which state. Sent events are not counted.
+    async fn counts(&self) -> Result<Counts>;
+
+    /// The backlog (new, sending and retry) per tenant, largest first.
+    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>>;
+
+    /// How many events are sent and still kept, for checks and demos: this one counts rows.
+    async fn count_sent(&self) -> Result<u64>;
+
+    /// The age of the oldest event that could be delivered now and is not.
+    async fn oldest_pending(&self) -> Result<Option<Duration>>;
+
+    /// All shards.
+    async fn shards(&self) -> Result<Vec<ShardRecord>>;
+
+    /// All relays that have reported lately.
+    async fn relays(&self) -> Result<Vec<RelayRecord>>;
+}

@@ -1,0 +1,128 @@
+use std::{fmt, str::FromStr, time::Duration};
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::{Held, Position};
+use crate::{Error, Result};
+
+/// How relays divide the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RelayOrdering {
+    /// Events of one key in order; shards are shared among relays.
+    #[default]
+    PerKey,
+    /// No order; rows are shared among relays.
+    None,
+    /// One lane for all; one relay works, the others stand by.
+    Global,
+}
+
+impl RelayOrdering {
+    /// The name in configuration, flags and tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PerKey => "per_key",
+            Self::None => "none",
+            Self::Global => "global",
+        }
+    }
+}
+
+impl fmt::Display for RelayOrdering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for RelayOrdering {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "per_key" => Ok(Self::PerKey),
+            "none" => Ok(Self::None),
+            "global" => Ok(Self::Global),
+            other => Err(Error::invalid(format!(
+                "ordering {other:?} is not known; use per_key, none or global"
+            ))),
+        }
+    }
+}
+
+/// A relay as the others see it.
+#[derive(Debug, Clone)]
+pub struct Relay {
+    /// Its name for people.
+    pub name: String,
+    /// This run of it. A relay that is started again is another instance.
+    pub instance: Uuid,
+    /// How it divides the work; relays of one outbox must agree.
+    pub ordering: RelayOrdering,
+    /// How long its leases last without renewal.
+    pub lease: Duration,
+}
+
+impl Relay {
+    /// What stands in `locked_by`: name and instance.
+    pub fn owner(&self) -> String {
+        format!("{}/{}", self.name, self.instance.simple())
+    }
+}
+
+/// What a heartbeat learns: who is alive, and who holds what.
+#[derive(Debug, Clone, Default)]
+pub struct Census {
+    /// Relays whose last heartbeat is younger than their lease, sorted by owner. Includes the
+    /// caller.
+    pub live: Vec<LiveRelay>,
+    /// For every shard the owner whose lease is valid, `None` when it is free or expired.
+    pub owners: Vec<Option<String>>,
+}
+
+/// A relay that is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveRelay {
+    /// See [`Relay::owner`].
+    pub owner: String,
+    /// How it divides the work.
+    pub ordering: RelayOrdering,
+}
+
+/// A lease that was just acquired.
+#[derive(Debug, Clone)]
+pub struct ShardLease {
+    /// Which shard, and the epoch that fences it.
+    pub held: Held,
+    /// Where the previous owner stood: everything before is settled or marked.
+    pub mark: Position,
+    /// Set when the previous owner did not release the shard: events up to this sequence may have
+    /// been in its hands when it died.
+    pub suspect_to: Option<i64>,
+}
+
+/// Leases on shards, decided by the database's clock (the time of the statement or later, never
+/// the time at which a transaction began).
+#[async_trait]
+pub trait Leases {
+    /// Says that this relay is alive and has read no further than `reserved` (the highest
+    /// sequence that it may hand out before its next heartbeat), and learns about the others.
+    /// Relays that have long been dead and own nothing are forgotten.
+    async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census>;
+
+    /// Takes those of the wanted shards that are free or expired. The epoch of each rises by one.
+    /// Never waits for a shard that somebody else is taking.
+    async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>>;
+
+    /// Extends the leases that are still held, writes the mark, and gives the shards that were
+    /// still held. A shard that is missing in the answer is lost.
+    async fn renew(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<Vec<u16>>;
+
+    /// Gives shards back, with the mark from which the next owner starts. Shards that were lost
+    /// already stay as they are.
+    async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()>;
+
+    /// Forgets this relay at a graceful stop.
+    async fn retire(&self, relay: &Relay) -> Result<()>;
+}

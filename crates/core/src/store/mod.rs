@@ -1,0 +1,53 @@
+//! What a database must do for a relay, as small contracts with one job each.
+//!
+//! | contract | job |
+//! | --- | --- |
+//! | [`Schema`] | make the tables, and say whether they fit |
+//! | [`Leases`] | who may work on which shard (`per_key`, `global`) |
+//! | [`Read`] | find the events of the owned shards, without writing |
+//! | [`Claim`] | take single rows (`none`) |
+//! | [`Settle`] | write outcomes back, fenced |
+//! | [`Inspect`] | show events, counts, attempts |
+//! | [`Operate`] | replay, discard, purge |
+//! | [`Wake`] | learn of a commit sooner than the next poll |
+//!
+//! How a store remembers what was sent is its own affair: nobody outside it assumes a column.
+//! A store of a third party proves itself with the conformance suite of `posthaste-testkit`.
+
+mod schema;
+
+mod leases;
+
+mod read;
+
+mod claim;
+
+mod settle;
+
+mod inspect;
+
+mod operate;
+
+mod wake;
+
+pub use self::{
+    claim::{Claim, ClaimedRows, RowLease},
+    inspect::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
+    leases::{Census, Leases, LiveRelay, Relay, RelayOrdering, ShardLease},
+    operate::{Operate, Purged, Selection},
+    read::{Blocked, Due, Fetched, HotRow, Page, Position, Read, Wait},
+    schema::Schema,
+    settle::{Fence, Held, Settle, SettleReport, Settlement, Verdict},
+    wake::{Listener, Wake},
+};
+
+/// Everything a relay needs of a database.
+pub trait Store:
+    Schema + Leases + Read + Claim + Settle + Inspect + Operate + Wake + Send + Sync + 'static
+{
+}
+
+impl<T> Store for T where
+    T: Schema + Leases + Read + Claim + Settle + Inspect + Operate + Wake + Send + Sync + 'static
+{
+}

@@ -1,0 +1,23 @@
+use async_trait::async_trait;
+
+use crate::Result;
+
+/// Learning of commits sooner than the next poll. A wake-up is a hint: it may come without a
+/// reason, once for many commits, or not at all; polling carries on in any case.
+#[async_trait]
+pub trait Wake {
+    /// A listener of its own connection; `None` where the database has nothing to listen to.
+    async fn listen(&self) -> Result<Option<Box<dyn Listener>>>;
+
+    /// Wakes the relays of this outbox in other processes, after a commit. Never called inside the
+    /// business transaction: there it would serialise every commit of the server.
+    async fn notify(&self) -> Result<()>;
+}
+
+/// Waits for something to happen in the outbox.
+#[async_trait]
+pub trait Listener: Send {
+    /// Returns when something may have been committed. An error means that listening broke: make a
+    /// new listener.
+    async fn wait(&mut self) -> Result<()>;
+}

@@ -1,0 +1,114 @@
+//! Destinations: the contract that every broker, webhook, bus and handler keeps.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::Envelope;
+
+/// A destination.
+///
+/// What the relay relies on:
+/// - `publish` answers with exactly one [`Outcome`] per envelope, in the order of the batch.
+/// - [`Outcome::Delivered`] means that the destination itself acknowledged the event and will not
+///   lose it. "Handed to a client library" is not delivered.
+///
+/// What a transport must not assume:
+/// - that an event comes once: after a crash, a lost lease or a failed settle it comes again.
+/// - that `publish` runs to its end: the relay drops it when it takes longer than the dispatch
+///   timeout, and the events of that batch count as failed.
+///
+/// Different batches may be published side by side; the relay never has two events of one
+/// ordering key under way, unless [`Acceptance`] proves that this is safe. A panic is caught and
+/// becomes a retry.
+#[async_trait]
+pub trait Transport: Send + Sync + 'static {
+    /// The destination's name in logs, attempts and status.
+    fn name(&self) -> &str;
+
+    /// What it can do; the relay uses it as declared.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// Publishes a batch and answers per event.
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome>;
+}
+
+/// What a transport can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Most events that one `publish` takes. With 1 (the default) a slow event delays no other.
+    pub max_batch: usize,
+    /// What part of a batch can have been accepted when it fails.
+    pub acceptance: Acceptance,
+    /// Whether the destination drops repeats by [`Envelope::deduplication_id`].
+    pub deduplicates: bool,
+    /// Largest payload, in bytes.
+    pub max_message: Option<usize>,
+    /// Whether headers travel.
+    pub headers: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            max_batch: 1,
+            acceptance: Acceptance::Any,
+            deduplicates: false,
+            max_message: None,
+            headers: true,
+        }
+    }
+}
+
+/// What part of a batch can have been accepted when it fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acceptance {
+    /// Any part: events of one key go one by one.
+    Any,
+    /// A prefix: several events of one key may fly together.
+    Prefix,
+    /// All or nothing: several events of one key may fly together.
+    Atomic,
+}
+
+/// What became of one event. Error texts are kept with the event and logged: no payload and no
+/// secret belongs in them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The destination acknowledged it.
+    Delivered,
+    /// It failed and may succeed later. With `after` the destination named the time itself and no
+    /// attempt is burnt.
+    Retry {
+        /// Why.
+        error: String,
+        /// The destination's own wish.
+        after: Option<Duration>,
+    },
+    /// It failed and always will.
+    Dead {
+        /// Why.
+        error: String,
+    },
+    /// The destination cannot be reached, or takes nothing for now. No attempt is burnt.
+    Unavailable {
+        /// Why.
+        error: String,
+        /// The destination's own wish.
+        after: Option<Duration>,
+    },
+}
+
+impl Outcome {
+    /// A failure that may pass.
+    pub fn retry(error: impl Into<String>) -> Self {
+        Self::Retry { error: error.into(), after: None }
+    }
+
+    /// A failure that will not pass.
+    pub fn dead(error: impl Into<String>) -> Self {
+        Self::Dead { error: error.into() }
+    }
+}

@@ -1,0 +1,28 @@
+//! Posthaste is a transactional outbox: a service writes events in its own database transaction,
+//! and a relay delivers them to the world, at least once and in order per aggregate.
+//!
+//! This crate is the front door that applications depend on. It costs only what its features name:
+//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, and a
+//! destination (`log`, `memory`).
+
+mod outbox;
+
+mod transaction;
+
+mod notify;
+
+pub use posthaste_core::{
+    Envelope, Error, ErrorKind, Event, EventBuilder, GLOBAL, Key, Limits, Ordering, Result, Status,
+    TableName, TypeName, backoff, clock, key, store, transport,
+};
+#[cfg(feature = "relay")]
+pub use posthaste_relay as relay;
+pub use posthaste_stores as stores;
+pub use posthaste_stores::{Dialect, Enqueued};
+#[cfg(any(feature = "log", feature = "memory"))]
+pub use posthaste_transports as transports;
+
+pub use self::{
+    outbox::{EnqueueIn, Outbox},
+    transaction::OutboxTransaction,
+};

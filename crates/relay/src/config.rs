@@ -1,0 +1,172 @@
+//! What a relay can be told, with defaults that suit most, checked before anything starts.
+
+use std::time::Duration;
+
+use posthaste_core::{
+    Error, Result,
+    backoff::{Backoff, Random, system_random},
+    store::RelayOrdering,
+};
+
+/// What happens to a key's later events when one of them dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDead {
+    /// They go on.
+    #[default]
+    Skip,
+    /// They wait until an operator replays or discards the dead one.
+    Park,
+}
+
+impl std::str::FromStr for OnDead {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "skip" => Ok(Self::Skip),
+            "park" => Ok(Self::Park),
+            other => {
+                Err(Error::invalid(format!("on_dead {other:?} is not known; use skip or park")))
+            }
+        }
+    }
+}
+
+/// How long settled events are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Sent events; zero deletes them as they are settled.
+    pub sent: Duration,
+    /// Dead ones; `None` keeps them for ever.
+    pub dead: Option<Duration>,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { sent: Duration::from_hours(7 * 24), dead: None }
+    }
+}
+
+/// The settings of a relay.
+#[derive(Clone)]
+pub struct Config {
+    /// Its name in leases, logs and status; unique by default.
+    pub name: String,
+    /// How relays divide the work.
+    pub ordering: RelayOrdering,
+    /// What happens to a key's later events when one dies.
+    pub on_dead: OnDead,
+    /// How long a lease lasts without renewal.
+    pub lease: Duration,
+    /// How often leases are renewed.
+    pub heartbeat: Duration,
+    /// Pause between polls right after there was work.
+    pub busy_interval: Duration,
+    /// Longest pause between polls.
+    pub idle_interval: Duration,
+    /// Most events that one read fetches and one settle writes.
+    pub batch: usize,
+    /// Most publishes under way at once.
+    pub concurrency: usize,
+    /// A publish that takes longer has failed.
+    pub dispatch_timeout: Duration,
+    /// Most events that wait from the hot path.
+    pub hot_queue: usize,
+    /// Most events that wait from polls.
+    pub cold_queue: usize,
+    /// How long a stop waits for what is under way.
+    pub drain: Duration,
+    /// The wait after a failure.
+    pub backoff: Backoff,
+    /// The failure with this number is the last.
+    pub max_attempts: u32,
+    /// Jitter for the backoff.
+    pub random: Random,
+    /// How long settled events are kept.
+    pub retention: Retention,
+    /// How often settled events past their retention are purged; `None` leaves that to somebody
+    /// else.
+    pub purge_interval: Option<Duration>,
+    /// How many events one purge step deletes.
+    pub purge_batch: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: format!("relay-{:06x}", fastrand::u32(..) & 0x00ff_ffff),
+            ordering: RelayOrdering::default(),
+            on_dead: OnDead::default(),
+            lease: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            busy_interval: Duration::from_millis(100),
+            idle_interval: Duration::from_secs(1),
+            batch: 500,
+            concurrency: 64,
+            dispatch_timeout: Duration::from_secs(30),
+            hot_queue: 1_000,
+            cold_queue: 1_000,
+            drain: Duration::from_secs(5),
+            backoff: Backoff::default(),
+            max_attempts: 10,
+            random: system_random(),
+            retention: Retention::default(),
+            purge_interval: Some(Duration::from_hours(1)),
+            purge_batch: 500,
+        }
+    }
+}
+
+impl Config {
+    /// Refuses settings that cannot work: names the key, the value and what would be accepted.
+    pub fn check(&self) -> Result<()> {
+        if self.name.is_empty() || self.name.chars().count() > 100 || self.name.contains('/') {
+            return Err(Error::invalid(format!(
+                "relay name {:?} must have 1 to 100 characters and no slash",
+                self.name
+            )));
+        }
+        for (key, value) in [
+            ("batch", self.batch),
+            ("concurrency", self.concurrency),
+            ("hot_queue", self.hot_queue),
+            ("cold_queue", self.cold_queue),
+            ("purge_batch", self.purge_batch),
+            ("max_attempts", self.max_attempts as usize),
+        ] {
+            if value == 0 {
+                return Err(Error::invalid(format!("{key} is 0; it must be at least 1")));
+            }
+        }
+        for (key, value) in [
+            ("lease", self.lease),
+            ("heartbeat", self.heartbeat),
+            ("busy_interval", self.busy_interval),
+            ("idle_interval", self.idle_interval),
+            ("dispatch_timeout", self.dispatch_timeout),
+        ] {
+            if value.is_zero() {
+                return Err(Error::invalid(format!("{key} is 0; give it a duration")));
+            }
+        }
+        if self.heartbeat >= self.lease {
+            return Err(Error::invalid(format!(
+                "lease ({:?}) is not longer than heartbeat ({:?}); every lease would expire before \
+                 it is renewed, three heartbeats to a lease work well",
+                self.lease, self.heartbeat
+            )));
+        }
+        if self.busy_interval > self.idle_interval {
+            return Err(Error::invalid(format!(
+                "busy_interval ({:?}) is longer than idle_interval ({:?})",
+                self.busy_interval, self.idle_interval
+            )));
+        }
+        Ok(())
+    }
+
+    /// How long before the end of a lease nothing more is handed to a transport.
+    pub(crate) fn margin(&self) -> Duration {
+        self.lease / 10
+    }
+}

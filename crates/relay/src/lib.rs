@@ -1,0 +1,45 @@
+//! The relay: reads committed events, hands them to a destination in order, settles what became
+//! of them.
+//!
+//! ```text
+//!  source ──► claim ──► lanes ──► dispatch ──► settle
+//!  (read)    (leases)  (order)   (publish)    (write)
+//! ```
+//!
+//! One driver task owns all state; every query and every publish runs beside it and comes back as
+//! a message, so that the order of things is decided in one place and can be read there. The relay
+//! names no database and no broker: it knows the contracts of `posthaste-core`.
+
+mod config;
+
+mod hash;
+
+mod hot;
+
+mod wake;
+
+mod source;
+
+mod claim;
+
+pub mod lanes;
+
+mod dispatch;
+
+mod settle;
+
+mod purge;
+
+mod driver;
+
+mod relay;
+
+mod stats;
+
+pub use self::{
+    config::{Config, OnDead, Retention},
+    hot::{Committed, HotPath},
+    purge::purge,
+    relay::Relay,
+    stats::Stats,
+};

@@ -1,0 +1,256 @@
+//! The handle of a relay: start, stop, one pass by hand.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use posthaste_core::{
+    Error, ErrorKind, Result,
+    clock::{Clock, SystemClock},
+    store::{RelayOrdering, Store},
+    transport::Transport,
+};
+use tokio::{
+    sync::{Notify, mpsc, watch},
+    task::JoinHandle,
+};
+
+use crate::{
+    Committed, Config, HotPath, Stats,
+    driver::{Driver, Parts, Wires},
+    purge, wake,
+};
+
+/// Delivers the events of one outbox to a destination.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use posthaste_core::{store::Store, transport::Transport};
+/// # use posthaste_relay::{Config, Relay};
+/// # async fn example(store: Arc<dyn Store>, transport: Arc<dyn Transport>)
+/// # -> posthaste_core::Result<()> {
+/// let relay = Relay::new(store, transport, Config::default())?;
+/// relay.start().await?;
+/// // …
+/// relay.stop().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Relay {
+    parts: Parts,
+    hot: HotPath,
+    /// The driver's end of the hot path until it is started.
+    hot_receiver: Mutex<Option<mpsc::Receiver<Vec<Committed>>>>,
+    stats: watch::Sender<Stats>,
+    /// Says stop to the driver; set once.
+    stop: watch::Sender<bool>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Idle,
+    Running { driver: JoinHandle<Result<Stats>>, helpers: Vec<JoinHandle<()>> },
+    Stopped,
+}
+
+impl Relay {
+    /// A relay that is not started yet. Settings that cannot work are refused here.
+    pub fn new(
+        store: Arc<dyn Store>,
+        transport: Arc<dyn Transport>,
+        config: Config,
+    ) -> Result<Self> {
+        config.check()?;
+        let (sender, receiver) = mpsc::channel(config.hot_queue);
+        let hot =
+            HotPath { sender, dropped: Arc::new(AtomicU64::new(0)), wake: Arc::new(Notify::new()) };
+        Ok(Self {
+            parts: Parts { store, transport, clock: Arc::new(SystemClock), config },
+            hot,
+            hot_receiver: Mutex::new(Some(receiver)),
+            stats: watch::Sender::new(Stats::default()),
+            stop: watch::Sender::new(false),
+            state: Mutex::new(State::Idle),
+        })
+    }
+
+    /// Another clock for deadlines.
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.parts.clock = clock;
+        self
+    }
+
+    /// The relay's name.
+    pub fn name(&self) -> &str {
+        &self.parts.config.name
+    }
+
+    /// Where a writer in this process hands over what it committed.
+    pub fn hot_path(&self) -> HotPath {
+        self.hot.clone()
+    }
+
+    /// Counters and gauges as of now.
+    pub fn stats(&self) -> Stats {
+        let mut stats = *self.stats.borrow();
+        stats.hot_dropped = self.hot.dropped.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Follows counters and gauges as they change.
+    pub fn watch(&self) -> watch::Receiver<Stats> {
+        self.stats.subscribe()
+    }
+
+    /// Looks for new events now instead of at the next poll.
+    pub fn wake(&self) {
+        self.hot.wake();
+    }
+
+    /// Starts delivering. A relay starts once: after a stop, make a new one.
+    pub async fn start(&self) -> Result<()> {
+        let total = self.parts.store.check().await?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::Idle => {}
+            State::Running { .. } => {
+                return Err(Error::new(
+                    ErrorKind::State,
+                    format!("relay {} is running already", self.parts.config.name),
+                ));
+            }
+            State::Stopped => {
+                return Err(Error::new(
+                    ErrorKind::State,
+                    format!(
+                        "relay {} was stopped and does not start again; make a new one",
+                        self.parts.config.name
+                    ),
+                ));
+            }
+        }
+        let Some(receiver) =
+            self.hot_receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
+        else {
+            return Err(Error::new(ErrorKind::State, "the relay's hot path is taken"));
+        };
+        let driver = self.driver(total, receiver, self.stop.subscribe(), false);
+        let mut helpers = vec![tokio::spawn(wake::listen(
+            Arc::clone(&self.parts.store),
+            Arc::clone(&self.hot.wake),
+        ))];
+        if let Some(interval) = self.parts.config.purge_interval {
+            helpers.push(tokio::spawn(purge_every(
+                interval,
+                Arc::clone(&self.parts.store),
+                self.parts.config.clone(),
+                self.stats.subscribe(),
+            )));
+        }
+        tracing::info!(relay = %self.parts.config.name, ordering = %self.parts.config.ordering, "started");
+        *state = State::Running { driver: tokio::spawn(driver.run()), helpers };
+        Ok(())
+    }
+
+    /// Ends claims, lets what is in flight end within the drain time, releases the leases. Gives
+    /// the final counters, or the error that had ended the relay before.
+    pub async fn stop(&self) -> Result<Stats> {
+        let taken = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *state, State::Stopped)
+        };
+        let State::Running { driver, helpers } = taken else {
+            return Ok(self.stats());
+        };
+        self.stop.send_replace(true);
+        let ended = driver.await;
+        for helper in helpers {
+            helper.abort();
+        }
+        tracing::info!(relay = %self.parts.config.name, "stopped");
+        ended.map_err(|error| {
+            Error::new(ErrorKind::State, "the relay ended unexpectedly").with_source(error)
+        })?
+    }
+
+    /// Whether it is delivering: started, not stopped, and not ended by an error.
+    pub fn is_running(&self) -> bool {
+        match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Running { driver, .. } => !driver.is_finished(),
+            State::Idle | State::Stopped => false,
+        }
+    }
+
+    /// One pass by hand: takes what shards are free, delivers all that is visible and due, settles
+    /// it, gives the shards back. Not while the relay is running.
+    pub async fn relay_once(&self) -> Result<Stats> {
+        if self.is_running() {
+            return Err(Error::new(
+                ErrorKind::State,
+                format!("relay {} is running; it needs no pass by hand", self.parts.config.name),
+            ));
+        }
+        let total = self.parts.store.check().await?;
+        // Nobody hands anything over to a single pass.
+        let (_sender, receiver) = mpsc::channel(1);
+        let never = watch::Sender::new(false);
+        self.driver(total, receiver, never.subscribe(), true).run().await
+    }
+
+    /// One purge by hand. Gives how many events were deleted.
+    pub async fn purge_once(&self) -> Result<u64> {
+        purge(&*self.parts.store, self.parts.config.retention, self.parts.config.purge_batch).await
+    }
+
+    fn driver(
+        &self,
+        total: u16,
+        hot: mpsc::Receiver<Vec<Committed>>,
+        stop: watch::Receiver<bool>,
+        once: bool,
+    ) -> Driver {
+        let wires = Wires {
+            hot,
+            hot_path: self.hot.clone(),
+            wake: Arc::clone(&self.hot.wake),
+            stop,
+            stats: self.stats.clone(),
+        };
+        Driver::new(self.parts.clone(), total, wires, once)
+    }
+}
+
+impl Drop for Relay {
+    /// Dropped without a stop: the tasks end, the leases expire.
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let State::Running { driver, helpers } = state {
+            driver.abort();
+            for helper in helpers {
+                helper.abort();
+            }
+        }
+    }
+}
+
+/// Purges on a schedule, in the relay that holds shards (or claims rows).
+async fn purge_every(
+    interval: std::time::Duration,
+    store: Arc<dyn Store>,
+    config: Config,
+    stats: watch::Receiver<Stats>,
+) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let stands_by = config.ordering != RelayOrdering::None && stats.borrow().shards_owned == 0;
+        if stands_by {
+            continue;
+        }
+        if let Err(error) = purge(&*store, config.retention, config.purge_batch).await {
+            tracing::error!(%error, "purge failed; trying again at the next turn");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Settle: outcomes become rows, in batches, fenced, one batch at a time.
+//!
+//! # When things fail
+//!
+//! A settle that fails is repeated until the lease is lost: an outcome is never turned into another
+//! one because it could not be written. The event is delivered twice at worst.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use posthaste_core::{
+    Result,
+    store::{Fence, Held, RowLease, SettleReport, Settlement, Store, Verdict},
+};
+
+use crate::{claim::Shards, lanes::Unsettled};
+
+/// A batch with the right to write it.
+#[derive(Debug, Clone)]
+pub(crate) struct Batch {
+    pub(crate) parts: Vec<(Fence, Vec<Settlement>)>,
+}
+
+impl Batch {
+    /// Fences the outcomes. Gives those apart whose shard is no longer ours.
+    pub(crate) fn fence(unsettled: Vec<Unsettled>, shards: &Shards) -> (Self, Vec<i64>) {
+        let mut stale = Vec::new();
+        let mut held: BTreeMap<u16, i64> = BTreeMap::new();
+        let mut sharded = Vec::new();
+        let mut claimed: Vec<(Arc<RowLease>, Vec<Settlement>)> = Vec::new();
+        for Unsettled { settlement, lease } in unsettled {
+            match (lease, shards.epoch(settlement.shard)) {
+                (Some(lease), _) => match claimed.iter_mut().find(|(known, _)| *known == lease) {
+                    Some((_, part)) => part.push(settlement),
+                    None => claimed.push((lease, vec![settlement])),
+                },
+                (None, Some(epoch)) => {
+                    held.insert(settlement.shard, epoch);
+                    sharded.push(settlement);
+                }
+                (None, None) => stale.push(settlement.sequence),
+            }
+        }
+        let mut parts: Vec<_> = claimed
+            .into_iter()
+            .map(|(lease, part)| (Fence::Rows((*lease).clone()), part))
+            .collect();
+        if !sharded.is_empty() {
+            let held = held.into_iter().map(|(shard, epoch)| Held { shard, epoch }).collect();
+            parts.push((Fence::Shards { owner: shards.relay.owner(), held }, sharded));
+        }
+        (Self { parts }, stale)
+    }
+
+    /// Writes it. Repeating a part that was written before is harmless.
+    pub(crate) async fn write(&self, store: &dyn Store, keep_sent: bool) -> Result<SettleReport> {
+        let mut total = SettleReport::default();
+        for (fence, part) in &self.parts {
+            let report = store.settle(fence, part, keep_sent).await?;
+            total.stale_shards.extend(report.stale_shards);
+            total.refused.extend(report.refused);
+        }
+        Ok(total)
+    }
+
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = i64> {
+        self.parts.iter().flat_map(|(_, part)| part.iter().map(|settlement| settlement.sequence))
+    }
+
+    /// After which times retries of this batch fall due.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = Duration> {
+        self.parts.iter().flat_map(|(_, part)| {
+            part.iter().filter_map(|settlement| match settlement.verdict {
+                Verdict::Retry { after, .. } => Some(after),
+                _ => None,
+            })
+        })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+}

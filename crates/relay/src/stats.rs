@@ -1,0 +1,36 @@
+//! What a relay has done and how it stands, for status, tests and metrics.
+
+/// Counters since the start, and gauges of the present.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Events that their destination acknowledged.
+    pub delivered: u64,
+    /// Failures that will be tried again.
+    pub retried: u64,
+    /// Events given up on.
+    pub dead: u64,
+    /// Outcomes that were refused because the lease was lost.
+    pub stale_settles: u64,
+    /// Events that came over the hot path.
+    pub hot_enqueued: u64,
+    /// Events that found the hot queue full and were left to the poller.
+    pub hot_dropped: u64,
+    /// Events that came from polls.
+    pub cold_enqueued: u64,
+    /// Followers that were marked held behind a blocked event.
+    pub held: u64,
+    /// Attempts recorded before dispatch after an unclean takeover.
+    pub suspects: u64,
+    /// Polls of the database.
+    pub polls: u64,
+    /// Times the database could not be reached.
+    pub database_errors: u64,
+    /// Shards owned now.
+    pub shards_owned: u16,
+    /// Shards of the outbox.
+    pub shards: u16,
+    /// Events in memory now.
+    pub in_memory: usize,
+    /// Everything that was visible has been read and nothing is under way.
+    pub idle: bool,
+}

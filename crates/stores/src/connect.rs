@@ -1,0 +1,48 @@
+//! Choosing a store by its URL.
+
+use std::sync::Arc;
+
+use posthaste_core::{Error, Result, TableName, store::Store};
+
+use crate::Tables;
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The outbox's table.
+    pub table: TableName,
+    /// Most connections that the pool opens.
+    pub connections: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { table: TableName::default(), connections: 8 }
+    }
+}
+
+/// Opens the store that the URL names: `postgres://…`, `mysql://…` (also `mariadb://…`) or
+/// `sqlite:…`. The message of an error never repeats the URL: it can hold a password.
+pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>> {
+    let scheme = url.split(':').next().unwrap_or_default();
+    let tables = Tables::new(options.table.clone());
+    match scheme {
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            Ok(Arc::new(crate::postgres::PostgresStore::connect(url, tables, options).await?))
+        }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            Ok(Arc::new(crate::mysql::MySqlStore::connect(url, tables, options).await?))
+        }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(crate::sqlite::SqliteStore::connect(url, tables, options).await?)),
+        "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Err(Error::invalid(format!(
+            "support for {scheme} is not compiled in; build with the feature of that name"
+        ))),
+        _ => Err(Error::invalid(format!(
+            "database URL has the unknown scheme {scheme:?}; use postgres://, mysql://, \
+             mariadb:// or sqlite:"
+        ))),
+    }
+}

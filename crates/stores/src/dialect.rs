@@ -1,0 +1,40 @@
+//! What a database must do for a writer: one insert, in the caller's own transaction.
+
+use std::{future::Future, sync::Arc};
+
+use posthaste_core::{Event, Result, store::Store};
+use sqlx::{Database, Pool};
+use uuid::Uuid;
+
+use crate::Tables;
+
+/// What `enqueue` wrote, or had written before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Enqueued {
+    /// The event's id.
+    pub id: Uuid,
+    /// Its place in the outbox.
+    pub sequence: i64,
+    /// The same event was there already: nothing was written, this is the first sequence.
+    pub duplicate: bool,
+}
+
+/// A database that Posthaste can write to through sqlx.
+pub trait Dialect: Database {
+    /// Writes events on this connection, in the transaction that is open on it, in the order given,
+    /// and answers in that order. Several events go in one statement. An event id that is there
+    /// already writes nothing and gives the first sequence; with another tenant, type or key it is
+    /// an error of kind `Conflict`, and so is an id that comes twice in one call with different
+    /// content.
+    fn enqueue<'c>(
+        connection: &'c mut Self::Connection,
+        tables: &'c Tables,
+        events: &'c [Event],
+    ) -> impl Future<Output = Result<Vec<Enqueued>>> + Send + 'c;
+
+    /// Whether a transaction is open on this connection, as far as the driver can tell.
+    fn in_transaction(connection: &mut Self::Connection) -> bool;
+
+    /// The relay's side of the same outbox.
+    fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;
+}

@@ -1,0 +1,48 @@
+//! Errors of the driver as errors of ours.
+
+use posthaste_core::{Error, ErrorKind};
+
+/// Says what was being done, and whether trying again may help. The driver's message is the
+/// source; it can quote values, so it is not part of our own message.
+pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+    move |error| {
+        let kind = kind_of(&error);
+        let message = match &error {
+            sqlx::Error::Database(database) => match database.code() {
+                Some(code) => format!("{doing} failed: the database answered {code}"),
+                None => format!("{doing} failed: the database refused"),
+            },
+            sqlx::Error::PoolTimedOut => format!("{doing} failed: no connection became free"),
+            sqlx::Error::Io(io) => format!("{doing} failed: {}", io.kind()),
+            _ => format!("{doing} failed"),
+        };
+        Error::new(kind, message).with_source(error)
+    }
+}
+
+fn kind_of(error: &sqlx::Error) -> ErrorKind {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::Protocol(_) => ErrorKind::Unavailable,
+        sqlx::Error::Database(database) => match database.code().as_deref() {
+            // PostgreSQL: connection, resources, shutdown, serialisation and deadlock.
+            // MySQL: deadlock, lock wait, too many connections, shutdown.
+            // SQLite: busy and locked, with their extended codes.
+            Some(code)
+                if code.starts_with("08")
+                    || code.starts_with("53")
+                    || code.starts_with("57P")
+                    || matches!(code, "40001" | "40P01" | "55P03" | "HY000" | "08S01")
+                    || matches!(code, "5" | "6" | "261" | "262" | "517" | "773") =>
+            {
+                ErrorKind::Unavailable
+            }
+            _ => ErrorKind::Database,
+        },
+        _ => ErrorKind::Database,
+    }
+}

@@ -1,0 +1,28 @@
+//! The databases of Posthaste: PostgreSQL, MySQL/MariaDB and SQLite, each a feature.
+//!
+//! The three folders hold the same file names, so that a diff of two of them explains the
+//! dialects. Each passes the conformance suite of `posthaste-testkit`.
+
+pub mod tables;
+
+pub mod dialect;
+
+mod connect;
+
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod failure;
+
+#[cfg(feature = "postgres")]
+pub mod postgres;
+
+#[cfg(feature = "mysql")]
+pub mod mysql;
+
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+pub use self::{
+    connect::{Options, connect},
+    dialect::{Dialect, Enqueued},
+    tables::Tables,
+};

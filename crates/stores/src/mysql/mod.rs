@@ -1,0 +1,248 @@
+//! The outbox in MySQL 8 and newer, and in MariaDB 10.6 and newer.
+//!
+//! Late commits are found by gaps: numbers that a read passed over because their transactions had
+//! not ended. Every later read looks into them, until no transaction is left that could fill them
+//! ([`gaps`], [`late`]). Leases are rows that a settle locks in share mode before it writes.
+//!
+//! Transactions of ours read what is committed: under `repeatable read`, MySQL's default, a lock
+//! on a range would also lock its gaps, and the writers' inserts would wait for us.
+
+mod row;
+
+mod schema;
+
+mod enqueue;
+
+mod leases;
+
+mod gaps;
+
+mod late;
+
+mod read;
+
+mod claim;
+
+mod settle;
+
+mod inspect;
+
+mod operate;
+
+mod wake;
+
+use std::{
+    str::FromStr,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
+};
+
+use posthaste_core::{Event, Result, store::Store};
+use sqlx::{
+    AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Transaction,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+};
+
+use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
+
+/// How long a call waits for a connection before it fails as unavailable.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most values in one list of a statement.
+const LIST: usize = 1024;
+
+/// How rows are claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimStyle {
+    /// `for update skip locked`: MySQL 8, MariaDB 10.6 and newer.
+    SkipLocked,
+    /// `update … order by … limit` with a token, then a select by that token: TiDB and older
+    /// servers. Claimers wait for each other.
+    Token,
+}
+
+/// An outbox in MySQL or MariaDB, as relays and operators use it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct MySqlStore {
+    pool: MySqlPool,
+    tables: Tables,
+    /// How rows are claimed, once the server's version is known.
+    claim_style: Arc<OnceLock<ClaimStyle>>,
+    /// How many shards there are, once the outbox was read or migrated.
+    shards: Arc<OnceLock<u16>>,
+    /// The last look at the server's transactions, and what it found: gaps that were seen up to
+    /// this second stay empty.
+    closed: Arc<Mutex<Option<(Instant, i64)>>>,
+    /// When a sweep last wrote its floor down.
+    floor_kept: Arc<Mutex<Option<Instant>>>,
+}
+
+impl MySqlStore {
+    /// Connects with a pool of its own.
+    pub async fn connect(url: &str, tables: Tables, options: &Options) -> Result<Self> {
+        let connect = connect_options(url)?;
+        let pool = MySqlPoolOptions::new()
+            .max_connections(options.connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .connect_with(connect)
+            .await
+            .map_err(failed("connecting to MySQL"))?;
+        Ok(Self::new(pool, tables))
+    }
+
+    /// Uses the application's pool.
+    pub fn new(pool: MySqlPool, tables: Tables) -> Self {
+        Self {
+            pool,
+            tables,
+            claim_style: Arc::default(),
+            shards: Arc::default(),
+            closed: Arc::default(),
+            floor_kept: Arc::default(),
+        }
+    }
+
+    /// Claims rows in this way, whatever the server's version says.
+    pub fn with_claim_style(mut self, style: ClaimStyle) -> Self {
+        self.claim_style = Arc::new(OnceLock::from(style));
+        self
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &MySqlPool {
+        &self.pool
+    }
+
+    /// The tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// A transaction that reads what is committed and locks no gaps. The connection's own level
+    /// is left as it is.
+    async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, MySql>> {
+        const BEGIN: &str = "set transaction isolation level read committed; start transaction";
+
+        self.pool.begin_with(BEGIN).await.map_err(failed(doing))
+    }
+
+    /// How rows are claimed on this server.
+    async fn claim_style(&self) -> Result<ClaimStyle> {
+        const VERSION: &str = "select version()";
+
+        if let Some(style) = self.claim_style.get() {
+            return Ok(*style);
+        }
+        let version: String = sqlx::query_scalar(VERSION)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("asking for the server's version"))?;
+        Ok(*self.claim_style.get_or_init(|| style_of(&version)))
+    }
+
+    /// A statement with a list of so many places, in the way that this server locks.
+    async fn locking(
+        &self,
+        template: &'static str,
+        places: usize,
+    ) -> Result<AssertSqlSafe<String>> {
+        let skip_locked = match self.claim_style().await? {
+            ClaimStyle::SkipLocked => "skip locked",
+            ClaimStyle::Token => "",
+        };
+        Ok(AssertSqlSafe(self.listing(template, places).0.replace("{skip_locked}", skip_locked)))
+    }
+
+    /// A statement whose `{list}` has places for so many values, as [`padded`] gives them.
+    fn listing(&self, template: &'static str, places: usize) -> AssertSqlSafe<String> {
+        listing(&self.tables, template, places)
+    }
+}
+
+fn listing(tables: &Tables, template: &'static str, places: usize) -> AssertSqlSafe<String> {
+    let places = places.max(1).next_power_of_two();
+    let mut list = "?, ".repeat(places);
+    list.truncate(list.len() - 2);
+    AssertSqlSafe(tables.sql(template).0.replace("{list}", &list))
+}
+
+/// The values of a list, the last one again and again up to a power of two: so a statement is
+/// prepared for a few lengths and not for every one.
+fn padded<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
+    let places = values.len().max(1).next_power_of_two();
+    let last = values.last().copied();
+    values.iter().copied().chain(last.into_iter().cycle().take(places - values.len()))
+}
+
+fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
+    let url = match url.strip_prefix("mariadb:") {
+        Some(rest) => format!("mysql:{rest}"),
+        None => url.to_owned(),
+    };
+    MySqlConnectOptions::from_str(&url).map_err(failed("reading the MySQL URL"))
+}
+
+fn style_of(version: &str) -> ClaimStyle {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut number = || numbers.next().and_then(std::result::Result::ok).unwrap_or(0_u32);
+    let release = (number(), number());
+    let first = if version.contains("MariaDB") { (10, 6) } else { (8, 0) };
+    if version.contains("TiDB") || release < first {
+        ClaimStyle::Token
+    } else {
+        ClaimStyle::SkipLocked
+    }
+}
+
+/// A time span as `timestampadd` takes it; at most a century, or the calendar would end.
+fn micros(span: Duration) -> i64 {
+    const CENTURY: u128 = 100 * 366 * 86_400 * 1_000_000;
+
+    span.as_micros().min(CENTURY) as i64
+}
+
+impl Dialect for MySql {
+    async fn enqueue<'c>(
+        connection: &'c mut MySqlConnection,
+        tables: &'c Tables,
+        events: &'c [Event],
+    ) -> Result<Vec<Enqueued>> {
+        enqueue::enqueue(connection, tables, events).await
+    }
+
+    fn in_transaction(connection: &mut MySqlConnection) -> bool {
+        connection.is_in_transaction()
+    }
+
+    fn store(pool: MySqlPool, tables: Tables) -> Arc<dyn Store> {
+        Arc::new(MySqlStore::new(pool, tables))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_without_skip_locked_are_claimed_with_a_token() {
+        for version in ["5.7.44-log", "8.0.11-TiDB-v8.5.0", "10.5.21-MariaDB", "5.5.5-10.4.2"] {
+            assert_eq!(style_of(version), ClaimStyle::Token, "{version}");
+        }
+        for version in ["8.0.36", "9.7.4-2", "10.6.1-MariaDB", "10.11.19-MariaDB-0+deb12u1"] {
+            assert_eq!(style_of(version), ClaimStyle::SkipLocked, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_padded_list_holds_its_values_and_fills_a_power_of_two() {
+        assert_eq!(padded(&[1, 2, 3]).collect::<Vec<_>>(), [1, 2, 3, 3]);
+        assert_eq!(padded(&[7]).collect::<Vec<_>>(), [7]);
+        let tables = Tables::new(posthaste_core::TableName::default());
+        assert_eq!(listing(&tables, "in ({list})", 3).0, "in (?, ?, ?, ?)");
+    }
+
+    #[test]
+    fn a_mariadb_url_is_read_as_a_mysql_url() {
+        assert!(connect_options("mariadb://u:p@localhost:3307/shop").is_ok());
+    }
+}

@@ -1,0 +1,223 @@
+//! Making the tables, and saying whether they fit.
+
+use async_trait::async_trait;
+use posthaste_core::{Error, ErrorKind, Result, store::Schema};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+
+use super::MySqlStore;
+use crate::failure::failed;
+
+/// All migrations, by version. Append only.
+const MIGRATIONS: [(i32, &str); 1] =
+    [(1, include_str!("../../migrations/mysql/0001_outbox.sql"))];
+
+/// The version that this binary knows.
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+
+const DEFAULT_SHARDS: u16 = 64;
+
+const MAX_SHARDS: u16 = 1024;
+
+#[async_trait]
+impl Schema for MySqlStore {
+    fn database(&self) -> &'static str {
+        "mysql"
+    }
+
+    async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
+        let asked = checked_shards(shards)?;
+        let connection = self.pool.acquire().await.map_err(failed("migrating"))?;
+        // Not the pool's any more: the lock ends with the connection, also when this is cancelled.
+        let mut connection = connection.detach();
+        self.lock(&mut connection).await?;
+        let migrated = self.migrate_locked(&mut connection, shards, asked).await;
+        let closed = connection.close().await.map_err(failed("migrating"));
+        migrated.and_then(|applied| closed.map(|()| applied))
+    }
+
+    fn migrations_sql(&self, shards: Option<u16>) -> Result<String> {
+        let count = checked_shards(shards)?;
+        let name = self.tables.name();
+        let mut sql = format!(
+            "-- Posthaste: outbox {name} with {count} shards, for MySQL 8 and MariaDB.\n\
+             -- Up to version {VERSION}; run it for example with mysql < file.\n"
+        );
+        for (number, template) in MIGRATIONS {
+            sql.push_str(&format!("\n-- Migration {number}\n"));
+            sql.push_str(&self.migration(template, count));
+        }
+        Ok(sql)
+    }
+
+    async fn check(&self) -> Result<u16> {
+        let mut connection = self.pool.acquire().await.map_err(failed("checking the outbox"))?;
+        let name = self.tables.name();
+        let Some((version, count)) = self.version(&mut connection).await? else {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "outbox {name} is not there or has no migration; \
+                     run `posthaste migrate --url …`"
+                ),
+            ));
+        };
+        self.refuse_newer(version)?;
+        if version < VERSION {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "outbox {name} is at version {version}, this binary needs {VERSION}; \
+                     run `posthaste migrate`"
+                ),
+            ));
+        }
+        let _ = self.shards.set(count);
+        Ok(count)
+    }
+}
+
+impl MySqlStore {
+    /// How many shards there are.
+    pub(super) async fn shard_count(&self) -> Result<u16> {
+        match self.shards.get() {
+            Some(&count) => Ok(count),
+            None => self.check().await,
+        }
+    }
+
+    async fn migrate_locked(
+        &self,
+        connection: &mut MySqlConnection,
+        shards: Option<u16>,
+        asked: u16,
+    ) -> Result<Vec<i32>> {
+        self.require_schema(connection).await?;
+        let found = self.version(connection).await?;
+        if let Some((version, count)) = found {
+            self.refuse_newer(version)?;
+            self.refuse_other_count(count, shards)?;
+        }
+        let (version, count) = found.unwrap_or((0, asked));
+        let mut applied = Vec::new();
+        for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
+            let sql = self.migration(template, count);
+            sqlx::raw_sql(AssertSqlSafe(sql))
+                .execute(&mut *connection)
+                .await
+                .map_err(failed("migrating"))?;
+            applied.push(number);
+        }
+        let _ = self.shards.set(count);
+        Ok(applied)
+    }
+
+    fn migration(&self, template: &str, shards: u16) -> String {
+        let rows: Vec<String> = (0..shards).map(|shard| format!("('', {shard}, '')")).collect();
+        self.tables.fill(
+            &template
+                .replace("{shard_count}", &shards.to_string())
+                .replace("{shard_rows}", &rows.join(", ")),
+        )
+    }
+
+    /// Two processes that start at once migrate one after the other.
+    async fn lock(&self, connection: &mut MySqlConnection) -> Result<()> {
+        const LOCK: &str = "
+            select get_lock(concat('posthaste ', left(sha2(
+                concat(coalesce(?, database()), '.', ?), 256), 40)), 60)";
+
+        let locked: Option<i64> = sqlx::query_scalar(LOCK)
+            .bind(self.tables.name().schema())
+            .bind(self.tables.name().bare())
+            .fetch_one(connection)
+            .await
+            .map_err(failed("waiting for another migration"))?;
+        if locked == Some(1) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("another migration of outbox {} did not end", self.tables.name()),
+        ))
+    }
+
+    /// The database of a qualified name is the application's to make.
+    async fn require_schema(&self, connection: &mut MySqlConnection) -> Result<()> {
+        const EXISTS: &str =
+            "select count(*) from information_schema.schemata where schema_name = ?";
+
+        let Some(schema) = self.tables.name().schema() else {
+            return Ok(());
+        };
+        let exists: i64 = sqlx::query_scalar(EXISTS)
+            .bind(schema)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("looking for the database"))?;
+        if exists > 0 {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "database {schema} of outbox {} is not there; run `create database {schema}` first",
+                self.tables.name()
+            ),
+        ))
+    }
+
+    /// Version and number of shards; `None` when there is no migration yet.
+    async fn version(&self, connection: &mut MySqlConnection) -> Result<Option<(i32, u16)>> {
+        const VERSION: &str = "select version, shards from {meta} where id = 1";
+
+        /// What the server answers when there is no such table, or no such database.
+        const MISSING: [&str; 2] = ["42S02", "42000"];
+
+        let found: sqlx::Result<Option<(i32, i32)>> =
+            sqlx::query_as(self.tables.sql(VERSION)).fetch_optional(connection).await;
+        match found {
+            Ok(row) => Ok(row.map(|(version, shards)| (version, shards as u16))),
+            Err(sqlx::Error::Database(error))
+                if error.code().is_some_and(|code| MISSING.contains(&&*code)) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(failed("reading the outbox's version")(error)),
+        }
+    }
+
+    fn refuse_newer(&self, version: i32) -> Result<()> {
+        if version <= VERSION {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "outbox {} is at version {version}, newer than this binary knows ({VERSION}); \
+                 use a newer posthaste",
+                self.tables.name()
+            ),
+        ))
+    }
+
+    fn refuse_other_count(&self, count: u16, asked: Option<u16>) -> Result<()> {
+        match asked {
+            Some(asked) if asked != count => Err(Error::invalid(format!(
+                "outbox {} was made with {count} shards, not {asked}; the number is fixed, leave \
+                 it out or make a new outbox",
+                self.tables.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn checked_shards(shards: Option<u16>) -> Result<u16> {
+    match shards {
+        None => Ok(DEFAULT_SHARDS),
+        Some(count @ 1..=MAX_SHARDS) => Ok(count),
+        Some(count) => {
+            Err(Error::invalid(format!("shards is {count}; use a number from 1 to {MAX_SHARDS}")))
+        }
+    }
+}

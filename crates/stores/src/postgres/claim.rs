@@ -1,0 +1,385 @@
+//! Taking single rows, for unordered work.
+//!
+//! A claim looks behind its cursor and may pass over rows that another claimer has locked, or that
+//! commit later. A sweep (`claim_late`) goes back for them. Its context is `floor;snapshot`: of
+//! the rows that the snapshot could see, all up to the floor are settled or have a `not_before`,
+//! by which they are found. What the snapshot could not see is found by its transaction id.
+
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Result,
+    store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{
+    PostgresStore, micros,
+    read::in_order,
+    row::{COLUMNS, columns, unsettled},
+};
+use crate::failure::failed;
+
+#[async_trait]
+impl Claim for PostgresStore {
+    async fn claim(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows> {
+        // Rows that fell due take at most half, so that neither kind starves. The first claim of
+        // a relay starts from the marks: what lies before is the sweep's.
+        const CLAIM: &str = concat!(
+            "with due as materialized (
+                select e.sequence from {events} e
+                where e.not_before <= statement_timestamp() and e.locked_until is null
+                  and ",
+            unsettled!(),
+            "
+                order by e.not_before
+                limit greatest($4 / 2, 1)
+                for update skip locked
+            ),
+            fresh as materialized (
+                select e.sequence from {events} e
+                where e.sequence > greatest($3, case when $5 then (
+                        select min(mark) from {shards} where tenant_group = ''
+                    ) end)
+                  and e.not_before is null and e.locked_until is null
+                  and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                limit $4
+                for update skip locked
+            ),
+            picked as materialized (
+                select sequence, false as fresh from due
+                union all
+                select sequence, true from fresh
+                limit $4
+            ),
+            e as (
+                update {events} e
+                set locked_by = $1,
+                    locked_until = clock_timestamp() + $2 * interval '1 microsecond'
+                where e.sequence = any(array(select sequence from picked))
+                returning e.*
+            )
+            select ",
+            columns!(),
+            ", n.newest, n.last
+            from (
+                select (select sequence from {events} order by sequence desc limit 1) as newest,
+                       (select max(sequence) from picked where fresh) as last
+            ) n
+            left join e on true"
+        );
+
+        let rows = sqlx::query(self.tables.sql(CLAIM))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .bind(from.sequence)
+            .bind(limit as i64)
+            .bind(from.context.is_empty())
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("claiming events"))?;
+        let sequence = cursor(&rows, limit).map_err(failed("claiming events"))?;
+        let rows = in_order(&rows).map_err(failed("claiming events"))?;
+        self.remember_claimed(rows.last().map(|row| row.sequence));
+        Ok(ClaimedRows {
+            rows,
+            position: Position {
+                sequence: sequence.max(from.sequence),
+                context: from.context.clone(),
+            },
+        })
+    }
+
+    async fn claim_late(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows> {
+        // `open` is what the sweep looks at: fresh rows between floor and cursor, and those at or
+        // below the floor that the last snapshot could not see. The floor moves below the lowest
+        // of them, whoever holds it. It becomes the mark of the shards that nobody owns, so that
+        // neither a restart nor the search for expired leases starts from the first event.
+        const CLAIM_LATE: &str = concat!(
+            "with start as materialized (
+                select coalesce($3, m.mark) as floor, coalesce($4, m.mark_context) as context
+                from (
+                    select mark, mark_context from {shards}
+                    where tenant_group = ''
+                    order by mark
+                    limit 1
+                ) m
+            ),
+            seen as materialized (
+                select cur,
+                       case when usable then floor else 0 end as floor,
+                       case when usable then pg_snapshot_xmax(prev)
+                            else pg_snapshot_xmax(cur) end as since,
+                       array(
+                           select x from pg_snapshot_xip(prev) x
+                           where pg_visible_in_snapshot(x, cur)
+                       ) as ended
+                from (
+                    select cur, prev, floor,
+                           prev is not null
+                               and pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur) as usable
+                    from (
+                        select floor, pg_current_snapshot() as cur,
+                               nullif(context, '')::pg_snapshot as prev
+                        from start
+                    ) s
+                ) s
+            ),
+            open as materialized (
+                select e.sequence, e.locked_until is null as free from {events} e
+                where e.sequence > (select floor from seen) and e.sequence <= $5
+                  and e.not_before is null and ",
+            unsettled!(),
+            "
+                union all
+                select e.sequence, e.locked_until is null from {events} e
+                where e.xid = any((select ended from seen)::xid8[])
+                  and e.sequence <= (select floor from seen)
+                  and e.not_before is null and ",
+            unsettled!(),
+            "
+                union all
+                select e.sequence, e.locked_until is null from {events} e
+                where e.xid >= (select since from seen)
+                  and e.xid < (select pg_snapshot_xmax(cur) from seen)
+                  and e.sequence <= (select floor from seen)
+                  and e.not_before is null and ",
+            unsettled!(),
+            "
+            ),
+            picked as materialized (
+                select e.sequence from {events} e
+                where e.sequence = any(array(
+                        select sequence from open where free order by sequence limit $6 * 4
+                    ))
+                  and e.not_before is null and e.locked_until is null and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                limit $6
+                for update skip locked
+            ),
+            e as (
+                update {events} e
+                set locked_by = $1,
+                    locked_until = clock_timestamp() + $2 * interval '1 microsecond'
+                where e.sequence = any(array(select sequence from picked))
+                returning e.*
+            ),
+            moved as materialized (
+                select coalesce(
+                    (select min(sequence) - 1 from open),
+                    greatest($5, (select floor from seen))
+                ) as floor
+            ),
+            marked as (
+                update {shards} s
+                set mark = (select floor from moved), mark_context = (select cur from seen)::text
+                where s.tenant_group = '' and s.shard = any(array(
+                        select f.shard from {shards} f
+                        where f.tenant_group = '' and f.mark <> (select floor from moved)
+                          and (f.locked_by is null or f.locked_until < clock_timestamp())
+                        order by f.shard
+                        for update skip locked
+                    ))
+            )
+            select ",
+            columns!(),
+            ", n.context
+            from (
+                select (select floor from moved) || ';' || (select cur from seen)::text as context
+            ) n
+            left join e on true"
+        );
+
+        let (floor, context) = sweep(&from.context);
+        let rows = sqlx::query(self.tables.sql(CLAIM_LATE))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .bind(floor)
+            .bind(context)
+            .bind(from.sequence)
+            .bind(limit as i64)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("claiming late events"))?;
+        let context = match rows.first() {
+            Some(row) => row.try_get(COLUMNS).map_err(failed("claiming late events"))?,
+            None => from.context.clone(),
+        };
+        let rows = in_order(&rows).map_err(failed("claiming late events"))?;
+        self.remember_claimed(rows.last().map(|row| row.sequence));
+        Ok(ClaimedRows { rows, position: Position { sequence: from.sequence, context } })
+    }
+
+    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>> {
+        // Fresh rows are looked for above the marks, those that had a time of their own by it.
+        const CLAIM_EXPIRED: &str = concat!(
+            "with fresh as materialized (
+                select e.sequence from {events} e
+                where e.sequence > (select min(mark) from {shards} where tenant_group = '')
+                  and e.not_before is null and e.locked_until < statement_timestamp()
+                  and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                limit 1
+                for update skip locked
+            ),
+            due as materialized (
+                select e.sequence from {events} e
+                where e.not_before <= statement_timestamp()
+                  and e.locked_until < statement_timestamp()
+                  and ",
+            unsettled!(),
+            "
+                limit 1
+                for update skip locked
+            ),
+            picked as materialized (
+                select sequence from due union all select sequence from fresh limit 1
+            )
+            update {events} e
+            set locked_by = $1, locked_until = clock_timestamp() + $2 * interval '1 microsecond',
+                attempts = e.attempts + 1
+            where e.sequence = any(array(select sequence from picked))
+            returning ",
+            columns!()
+        );
+
+        let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("claiming an expired event"))?;
+        let mut rows = in_order(&rows).map_err(failed("claiming an expired event"))?;
+        self.remember_claimed(rows.last().map(|row| row.sequence));
+        Ok(rows.pop())
+    }
+
+    async fn claim_hot(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        sequences: &[i64],
+    ) -> Result<Vec<Fetched>> {
+        const CLAIM_HOT: &str = concat!(
+            "with picked as materialized (
+                select e.sequence from {events} e
+                where e.sequence = any($3) and e.locked_until is null
+                  and (e.not_before is null or e.not_before <= statement_timestamp())
+                  and ",
+            unsettled!(),
+            "
+                for update skip locked
+            )
+            update {events} e
+            set locked_by = $1, locked_until = clock_timestamp() + $2 * interval '1 microsecond'
+            where e.sequence = any(array(select sequence from picked))
+            returning ",
+            columns!()
+        );
+
+        let rows = sqlx::query(self.tables.sql(CLAIM_HOT))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .bind(sequences)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("claiming hot events"))?;
+        let rows = in_order(&rows).map_err(failed("claiming hot events"))?;
+        self.remember_claimed(rows.last().map(|row| row.sequence));
+        Ok(rows)
+    }
+
+    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
+        // `locked_by` has no index (it would cost every claim and every success); the rows lie
+        // between the marks and the last one that was claimed here, or have a time of their own.
+        const RENEW_ROWS: &str = concat!(
+            "with mine as materialized (
+                select e.sequence from {events} e
+                where e.sequence > (select min(mark) from {shards} where tenant_group = '')
+                  and e.sequence <= $3 and e.not_before is null
+                  and e.locked_by = any($1) and ",
+            unsettled!(),
+            "
+                union all
+                select e.sequence from {events} e
+                where e.not_before <= statement_timestamp()
+                  and e.locked_by = any($1) and ",
+            unsettled!(),
+            "
+            )
+            update {events} e
+            set locked_until = clock_timestamp() + $2 * interval '1 microsecond'
+            where e.sequence = any(array(select sequence from mine order by sequence))
+              and e.locked_by = any($1) and ",
+            unsettled!()
+        );
+
+        let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
+        sqlx::query(self.tables.sql(RENEW_ROWS))
+            .bind(tokens)
+            .bind(micros(relay.lease))
+            .bind(self.claimed.load(Ordering::Relaxed))
+            .execute(&self.pool)
+            .await
+            .map_err(failed("renewing row leases"))?;
+        Ok(())
+    }
+
+    async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
+        const UNCLAIM: &str = concat!(
+            "update {events} e set locked_by = null, locked_until = null
+            where e.sequence = any($2) and e.locked_by = $1 and ",
+            unsettled!()
+        );
+
+        sqlx::query(self.tables.sql(UNCLAIM))
+            .bind(&lease.token)
+            .bind(sequences)
+            .execute(&self.pool)
+            .await
+            .map_err(failed("giving events back"))?;
+        Ok(())
+    }
+}
+
+/// Where claims stand after this one: at the last fresh row taken, or, when there were no more, at
+/// the newest row that the statement saw.
+fn cursor(rows: &[PgRow], limit: usize) -> sqlx::Result<i64> {
+    let Some(row) = rows.first() else {
+        return Ok(0);
+    };
+    // A claim of nothing answers with one row without an event.
+    let column = if rows.len() < limit || limit == 0 { COLUMNS } else { COLUMNS + 1 };
+    Ok(row.try_get::<Option<i64>, _>(column)?.unwrap_or(0))
+}
+
+/// Floor and snapshot of a sweep's context; nothing of either before the first sweep.
+fn sweep(context: &str) -> (Option<i64>, Option<&str>) {
+    match context.split_once(';') {
+        Some((floor, snapshot)) => match floor.parse() {
+            Ok(floor) => (Some(floor), Some(snapshot)),
+            Err(_) => (None, None),
+        },
+        None => (None, None),
+    }
+}

@@ -1,0 +1,425 @@
+//! Looking at an outbox. Nothing here writes, and nothing walks over what was sent.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use posthaste_core::{
+    Result, Status,
+    store::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
+    },
+};
+use sqlx::{
+    AssertSqlSafe, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
+use std::sync::Arc;
+use uuid::Uuid;
+
+use super::{
+    PostgresStore,
+    row::{Micros, RECORD_COLUMNS, record, record_columns, status, status_of, unsettled},
+};
+use crate::failure::failed;
+
+/// Whether `e` matches a filter that [`with_filter`] has bound.
+macro_rules! matches_filter {
+    () => {
+        concat!(
+            "($1::text is null or e.event_type = $1)
+             and ($2::text is null or e.aggregate_type = $2)
+             and ($3::text is null or e.aggregate_id = $3)
+             and ($4::text is null or e.tenant = $4)
+             and ($5::timestamptz is null or e.created_at >= $5)
+             and ($6::timestamptz is null or e.created_at < $6)
+             and ($7::text is null or ",
+            status!(),
+            " = $7)"
+        )
+    };
+}
+
+/// The lowest mark: everything before is settled, waits with a `not_before`, or was committed late.
+macro_rules! floor {
+    () => {
+        "coalesce((select min(mark) from {shards} where tenant_group = ''), 0)"
+    };
+}
+
+pub(super) use {floor, matches_filter};
+
+/// A query with the filter as its first seven values.
+pub(super) fn with_filter<'q>(
+    sql: AssertSqlSafe<Arc<str>>,
+    filter: &'q Filter,
+) -> Query<'q, Postgres, PgArguments> {
+    sqlx::query(sql)
+        .bind(filter.event_type.as_deref())
+        .bind(filter.aggregate_type.as_deref())
+        .bind(filter.aggregate_id.as_deref())
+        .bind(filter.tenant.as_deref())
+        .bind(filter.created_from.map(Micros::of))
+        .bind(filter.created_before.map(Micros::of))
+        .bind(filter.status.map(Status::as_str))
+}
+
+/// Rows that one page examines at most.
+const WINDOW: i64 = 10_000;
+
+/// What makes a page out of the window `w`: the rows that hit, and how far the window went.
+macro_rules! page {
+    () => {
+        concat!(
+            "select ",
+            record_columns!(),
+            ", s.examined, s.lowest
+            from (select count(*) as examined, min(sequence) as lowest from w) s
+            left join {events} e on e.sequence = any(array(
+                select sequence from w where hit order by sequence desc limit $9
+            ))
+            order by e.sequence desc"
+        )
+    };
+}
+
+/// The backlog: above the marks, below them with a time of its own, and below them committed so
+/// late that no relay has marked it yet.
+macro_rules! backlog {
+    () => {
+        concat!(
+            "select e.sequence from {events} e
+             where e.sequence > ",
+            floor!(),
+            " and ",
+            unsettled!(),
+            "
+             union all
+             select e.sequence from {events} e
+             where e.not_before is not null and e.sequence <= ",
+            floor!(),
+            " and ",
+            unsettled!(),
+            "
+             union all
+             select * from (",
+            unmarked!(),
+            ") l"
+        )
+    };
+}
+
+/// Fresh rows below the marks that the snapshot of a mark could not see.
+macro_rules! unmarked {
+    () => {
+        concat!(
+            "select e.sequence
+             from (
+                 select distinct mark_context::pg_snapshot as prev from {shards}
+                 where tenant_group = '' and mark_context <> ''
+             ) m
+             cross join lateral (
+                 select e.sequence from {events} e
+                 where e.xid = any(array(select pg_snapshot_xip(m.prev)))
+                   and e.not_before is null and e.sequence <= ",
+            floor!(),
+            " and ",
+            unsettled!(),
+            "
+                 union all
+                 select e.sequence from {events} e
+                 where e.xid >= pg_snapshot_xmax(m.prev)
+                   and e.not_before is null and e.sequence <= ",
+            floor!(),
+            " and ",
+            unsettled!(),
+            "
+             ) e
+             group by e.sequence"
+        )
+    };
+}
+
+#[async_trait]
+impl Inspect for PostgresStore {
+    async fn event(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        const EVENT: &str =
+            concat!("select ", record_columns!(), " from {events} e where e.event_id = $1");
+
+        sqlx::query(self.tables.sql(EVENT))
+            .bind(id)
+            .try_map(|row: PgRow| record(&row))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("reading an event"))
+    }
+
+    async fn events(
+        &self,
+        filter: &Filter,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<EventPage> {
+        const DEAD: &str = concat!(
+            "with w as materialized (
+                select e.sequence, (",
+            matches_filter!(),
+            ") as hit
+                from {events} e
+                where e.dead_at is not null and e.sequence < $8
+                order by e.sequence + 0 desc
+                limit $10
+            ) ",
+            page!()
+        );
+        const RETRY: &str = concat!(
+            "with w as materialized (
+                select e.sequence, (",
+            matches_filter!(),
+            ") as hit
+                from {events} e
+                where (e.not_before is not null
+                       or e.attempts > 0 and e.sequence > ",
+            floor!(),
+            ") and e.sequence < $8
+                order by e.sequence + 0 desc
+                limit $10
+            ) ",
+            page!()
+        );
+        const OF_AGGREGATE: &str = concat!(
+            "with w as materialized (
+                select e.sequence, (",
+            matches_filter!(),
+            ") as hit
+                from {events} e
+                where e.aggregate_id = $3 and e.sequence < $8
+                order by e.sequence desc
+                limit $10
+            ) ",
+            page!()
+        );
+        const ANY: &str = concat!(
+            "with w as materialized (
+                select e.sequence, (",
+            matches_filter!(),
+            ") as hit
+                from {events} e
+                where e.sequence < $8
+                order by e.sequence desc
+                limit $10
+            ) ",
+            page!()
+        );
+
+        let statement = match (filter.status, &filter.aggregate_id) {
+            (_, Some(_)) => OF_AGGREGATE,
+            (Some(Status::Dead), None) => DEAD,
+            (Some(Status::Retry), None) => RETRY,
+            _ => ANY,
+        };
+        let rows = with_filter(self.tables.sql(statement), filter)
+            .bind(before.unwrap_or(i64::MAX))
+            .bind(limit as i64)
+            .bind(WINDOW)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("listing events"))?;
+        page(&rows, limit).map_err(failed("listing events"))
+    }
+
+    async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
+        const ATTEMPTS: &str = "
+            select attempt, at, relay, destination, error from {attempts}
+            where sequence = $1
+            order by replay, attempt";
+
+        sqlx::query(self.tables.sql(ATTEMPTS))
+            .bind(sequence)
+            .try_map(|row: PgRow| {
+                Ok(Attempt {
+                    attempt: row.try_get::<i32, _>(0)?.max(0) as u32,
+                    at: time(row.try_get(1)?)?,
+                    relay: row.try_get(2)?,
+                    destination: row.try_get(3)?,
+                    error: row.try_get(4)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading attempts"))
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        const COUNTS: &str = concat!(
+            "select ",
+            status!(),
+            ", count(*)
+            from {events} e
+            join (",
+            backlog!(),
+            ") b on b.sequence = e.sequence
+            group by 1
+            union all
+            select 'dead', count(*) from {events} e
+            where e.dead_at is not null and e.sent_at is null and e.discarded_at is null"
+        );
+
+        let rows: Vec<(String, i64)> = sqlx::query_as(self.tables.sql(COUNTS))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        let mut counts = Counts::default();
+        for (name, count) in rows {
+            let count = count.max(0) as u64;
+            match status_of(&name).map_err(failed("counting events"))? {
+                Status::New => counts.new += count,
+                Status::Sending => counts.sending += count,
+                Status::Retry => counts.retry += count,
+                Status::Dead => counts.dead += count,
+                Status::Sent | Status::Discarded => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>> {
+        const BY_TENANT: &str = concat!(
+            "select e.tenant, count(*)
+            from {events} e
+            join (",
+            backlog!(),
+            ") b on b.sequence = e.sequence
+            group by 1
+            order by 2 desc, 1"
+        );
+
+        let rows: Vec<(Option<String>, i64)> = sqlx::query_as(self.tables.sql(BY_TENANT))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("counting events by tenant"))?;
+        Ok(rows.into_iter().map(|(tenant, count)| (tenant, count.max(0) as u64)).collect())
+    }
+
+    async fn count_sent(&self) -> Result<u64> {
+        const SENT: &str = "select count(*) from {events} where sent_at is not null";
+
+        let count: i64 = sqlx::query_scalar(self.tables.sql(SENT))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting sent events"))?;
+        Ok(count.max(0) as u64)
+    }
+
+    async fn oldest_pending(&self) -> Result<Option<Duration>> {
+        // Fresh rows are as old as their place: sequence and time are taken at the same insert.
+        const OLDEST: &str = concat!(
+            "select (extract(epoch from clock_timestamp() - min(since)) * 1e6)::bigint
+            from (
+                (select e.created_at as since from {events} e
+                 where e.sequence > ",
+            floor!(),
+            " and e.not_before is null and ",
+            unsettled!(),
+            "
+                 order by e.sequence
+                 limit 1)
+                union all
+                select greatest(e.created_at, e.not_before) from {events} e
+                where e.not_before <= statement_timestamp() and ",
+            unsettled!(),
+            "
+                union all
+                select e.created_at from {events} e
+                join (",
+            unmarked!(),
+            ") l on l.sequence = e.sequence
+            ) pending"
+        );
+
+        let micros: Option<i64> = sqlx::query_scalar(self.tables.sql(OLDEST))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("looking for the oldest pending event"))?;
+        Ok(micros.map(|micros| Duration::from_micros(micros.max(0) as u64)))
+    }
+
+    async fn shards(&self) -> Result<Vec<ShardRecord>> {
+        const SHARDS: &str = "
+            select shard, case when locked_until > clock_timestamp() then locked_by end,
+                   case when locked_until > clock_timestamp() then locked_until end, epoch, mark
+            from {shards}
+            where tenant_group = ''
+            order by shard";
+
+        sqlx::query(self.tables.sql(SHARDS))
+            .try_map(|row: PgRow| {
+                Ok(ShardRecord {
+                    shard: row.try_get::<i32, _>(0)? as u16,
+                    locked_by: row.try_get(1)?,
+                    locked_until: row
+                        .try_get::<Option<Micros>, _>(2)?
+                        .and_then(Micros::timestamp),
+                    epoch: row.try_get(3)?,
+                    mark: row.try_get(4)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading shards"))
+    }
+
+    async fn relays(&self) -> Result<Vec<RelayRecord>> {
+        const RELAYS: &str = "
+            select name, owner, ordering, version, started_at, heartbeat_at,
+                   heartbeat_at + lease_ms * interval '1 millisecond' > clock_timestamp()
+            from {relays}
+            order by owner";
+
+        sqlx::query(self.tables.sql(RELAYS))
+            .try_map(|row: PgRow| {
+                Ok(RelayRecord {
+                    name: row.try_get(0)?,
+                    owner: row.try_get(1)?,
+                    ordering: row.try_get(2)?,
+                    version: row.try_get(3)?,
+                    started_at: time(row.try_get(4)?)?,
+                    heartbeat_at: time(row.try_get(5)?)?,
+                    alive: row.try_get(6)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading relays"))
+    }
+}
+
+/// The rows of a window that hit, and where the next page goes on: behind the last of them when
+/// the page is full, else behind the window when that was full.
+fn page(rows: &[PgRow], limit: usize) -> sqlx::Result<EventPage> {
+    let Some(first) = rows.first() else {
+        return Ok(EventPage::default());
+    };
+    let examined: i64 = first.try_get(RECORD_COLUMNS)?;
+    let lowest: Option<i64> = first.try_get(RECORD_COLUMNS + 1)?;
+    let mut events = Vec::with_capacity(rows.len());
+    for row in rows {
+        if row.try_get::<Option<i64>, _>(0)?.is_some() {
+            events.push(record(row)?);
+        }
+    }
+    let last = events.last().map(|event| event.sequence);
+    let next = if events.len() >= limit && last != lowest {
+        last
+    } else if examined >= WINDOW {
+        lowest
+    } else {
+        None
+    };
+    Ok(EventPage { events, next })
+}
+
+fn time(micros: Micros) -> sqlx::Result<Timestamp> {
+    Timestamp::from_microsecond(micros.0).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}

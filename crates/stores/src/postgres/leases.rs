@@ -1,0 +1,228 @@
+//! Who may work on which shard. Every time is the database's, at the moment of the statement.
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Result,
+    store::{Census, Held, Leases, LiveRelay, Position, Relay, RelayOrdering, ShardLease},
+};
+use sqlx::{PgConnection, Row, postgres::PgRow};
+
+use super::{PostgresStore, micros, shard_numbers};
+use crate::failure::failed;
+
+#[async_trait]
+impl Leases for PostgresStore {
+    async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
+        let mut connection = self.pool.acquire().await.map_err(failed("sending a heartbeat"))?;
+        self.report(&mut connection, relay, reserved).await?;
+        self.forget_dead(&mut connection).await?;
+        Ok(Census {
+            live: self.live(&mut connection).await?,
+            owners: self.owners(&mut connection).await?,
+        })
+    }
+
+    async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
+        self.take(relay, wanted).await
+    }
+
+    async fn renew(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<Vec<u16>> {
+        // Locked in shard order before any of them is written: a settle locks in the same order.
+        const RENEW: &str = "
+            with mine as materialized (
+                select shard from {shards}
+                where tenant_group = '' and locked_by = $1
+                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+                order by shard
+                for update
+            )
+            update {shards} s
+            set locked_until = clock_timestamp() + $4 * interval '1 microsecond',
+                mark = $5, mark_context = $6
+            from mine
+            where s.tenant_group = '' and s.shard = mine.shard
+            returning s.shard";
+
+        let (shards, epochs) = numbers(held);
+        let renewed: Vec<i32> = sqlx::query_scalar(self.tables.sql(RENEW))
+            .bind(relay.owner())
+            .bind(shards)
+            .bind(epochs)
+            .bind(micros(relay.lease))
+            .bind(mark.sequence)
+            .bind(&mark.context)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("renewing leases"))?;
+        Ok(renewed.into_iter().map(|shard| shard as u16).collect())
+    }
+
+    async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()> {
+        const RELEASE: &str = "
+            with mine as materialized (
+                select shard from {shards}
+                where tenant_group = '' and locked_by = $1
+                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+                order by shard
+                for update
+            )
+            update {shards} s
+            set locked_by = null, locked_until = null, mark = $4, mark_context = $5
+            from mine
+            where s.tenant_group = '' and s.shard = mine.shard";
+
+        let (shards, epochs) = numbers(held);
+        sqlx::query(self.tables.sql(RELEASE))
+            .bind(relay.owner())
+            .bind(shards)
+            .bind(epochs)
+            .bind(mark.sequence)
+            .bind(&mark.context)
+            .execute(&self.pool)
+            .await
+            .map_err(failed("releasing leases"))?;
+        Ok(())
+    }
+
+    async fn retire(&self, relay: &Relay) -> Result<()> {
+        const RETIRE: &str = "delete from {relays} where owner = $1";
+
+        sqlx::query(self.tables.sql(RETIRE))
+            .bind(relay.owner())
+            .execute(&self.pool)
+            .await
+            .map_err(failed("retiring"))?;
+        Ok(())
+    }
+}
+
+impl PostgresStore {
+    async fn report(
+        &self,
+        connection: &mut PgConnection,
+        relay: &Relay,
+        reserved: i64,
+    ) -> Result<()> {
+        const REPORT: &str = "
+            insert into {relays} (owner, name, ordering, version, lease_ms, reserved)
+            values ($1, left($2, 100), $3, $4, $5, $6)
+            on conflict (owner) do update
+            set heartbeat_at = clock_timestamp(), lease_ms = excluded.lease_ms,
+                reserved = excluded.reserved";
+
+        sqlx::query(self.tables.sql(REPORT))
+            .bind(relay.owner())
+            .bind(&relay.name)
+            .bind(relay.ordering.as_str())
+            .bind(env!("CARGO_PKG_VERSION"))
+            .bind(i64::try_from(relay.lease.as_millis()).unwrap_or(i64::MAX))
+            .bind(reserved)
+            .execute(connection)
+            .await
+            .map_err(failed("sending a heartbeat"))?;
+        Ok(())
+    }
+
+    /// Forgets relays that are long dead. One that still stands in a lease is kept: whoever takes
+    /// the shard over asks it how far it had read.
+    async fn forget_dead(&self, connection: &mut PgConnection) -> Result<()> {
+        const FORGET: &str = "
+            delete from {relays} where owner in (
+                select r.owner from {relays} r
+                where r.heartbeat_at + r.lease_ms * interval '10 milliseconds'
+                        + interval '1 hour' < clock_timestamp()
+                  and not exists (select from {shards} s where s.locked_by = r.owner)
+                for update skip locked
+            )";
+
+        sqlx::query(self.tables.sql(FORGET))
+            .execute(connection)
+            .await
+            .map_err(failed("forgetting dead relays"))?;
+        Ok(())
+    }
+
+    async fn live(&self, connection: &mut PgConnection) -> Result<Vec<LiveRelay>> {
+        const LIVE: &str = "
+            select owner, ordering from {relays}
+            where heartbeat_at + lease_ms * interval '1 millisecond' > clock_timestamp()
+            order by owner collate \"C\"";
+
+        let rows: Vec<(String, String)> = sqlx::query_as(self.tables.sql(LIVE))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("reading the live relays"))?;
+        rows.into_iter()
+            .map(|(owner, ordering)| {
+                Ok(LiveRelay { owner, ordering: ordering.parse::<RelayOrdering>()? })
+            })
+            .collect()
+    }
+
+    async fn owners(&self, connection: &mut PgConnection) -> Result<Vec<Option<String>>> {
+        const OWNERS: &str = "
+            select case when locked_until > clock_timestamp() then locked_by end
+            from {shards}
+            where tenant_group = ''
+            order by shard";
+
+        sqlx::query_scalar(self.tables.sql(OWNERS))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("reading the shards' owners"))
+    }
+
+    async fn take(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
+        // A mark without a context, or with a snapshot from the future (the database was restored
+        // into another server, whose transaction ids are lower), tells nothing about what can
+        // still commit behind it. Then reading starts from the first event.
+        const ACQUIRE: &str = "
+            with free as materialized (
+                select shard, locked_by as previous,
+                       mark_context <> '' and pg_snapshot_xmax(mark_context::pg_snapshot)
+                           <= pg_snapshot_xmax(pg_current_snapshot()) as usable
+                from {shards}
+                where tenant_group = '' and shard = any($1)
+                  and (locked_by is null or locked_until < clock_timestamp())
+                order by shard
+                for update skip locked
+            )
+            update {shards} s
+            set locked_by = $2, locked_until = clock_timestamp() + $3 * interval '1 microsecond',
+                epoch = s.epoch + 1
+            from free f
+            where s.tenant_group = '' and s.shard = f.shard
+            returning s.shard, s.epoch,
+                case when f.usable then s.mark else 0 end,
+                case when f.usable then s.mark_context else pg_current_snapshot()::text end,
+                case when f.previous is not null then coalesce(
+                    (select r.reserved from {relays} r where r.owner = f.previous),
+                    (select max(e.sequence) from {events} e),
+                    0
+                ) end";
+
+        let mut leases = sqlx::query(self.tables.sql(ACQUIRE))
+            .bind(shard_numbers(wanted))
+            .bind(relay.owner())
+            .bind(micros(relay.lease))
+            .try_map(|row: PgRow| {
+                Ok(ShardLease {
+                    held: Held {
+                        shard: row.try_get::<i32, _>(0)? as u16,
+                        epoch: row.try_get(1)?,
+                    },
+                    mark: Position { sequence: row.try_get(2)?, context: row.try_get(3)? },
+                    suspect_to: row.try_get(4)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("acquiring leases"))?;
+        leases.sort_by_key(|lease| lease.held);
+        Ok(leases)
+    }
+}
+
+fn numbers(held: &[Held]) -> (Vec<i32>, Vec<i64>) {
+    held.iter().map(|held| (i32::from(held.shard), held.epoch)).unzip()
+}

@@ -1,0 +1,148 @@
+//! The outbox in PostgreSQL.
+//!
+//! Late commits are found by transaction id: a row keeps the `xid8` that wrote it, and a read asks
+//! for the rows whose transaction an earlier snapshot could not see. Leases are rows that a settle
+//! locks in share mode before it writes. Success only sets `sent_at`, inside the page.
+
+mod row;
+
+mod schema;
+
+mod enqueue;
+
+mod leases;
+
+mod read;
+
+mod claim;
+
+mod settle;
+
+mod inspect;
+
+mod operate;
+
+mod wake;
+
+use std::{
+    str::FromStr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use posthaste_core::{Event, Result, store::Store};
+use sqlx::{
+    Connection, PgConnection, PgPool, Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
+
+/// How long a call waits for a connection before it fails as unavailable.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct PostgresStore {
+    pool: PgPool,
+    tables: Tables,
+    /// For LISTEN when the pool goes through a transaction pooler; `None` uses the pool's options.
+    listen_url: Option<Arc<str>>,
+    /// How many shards there are, once `check` or `migrate` has learnt it.
+    shards: Arc<OnceLock<u16>>,
+    /// The highest sequence that was claimed through this store: where renewals end.
+    claimed: Arc<AtomicI64>,
+}
+
+impl PostgresStore {
+    /// Connects with a pool of its own.
+    pub async fn connect(url: &str, tables: Tables, options: &Options) -> Result<Self> {
+        let connect = connect_options(url)?;
+        let pool = PgPoolOptions::new()
+            .max_connections(options.connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .connect_with(connect)
+            .await
+            .map_err(failed("connecting to PostgreSQL"))?;
+        Ok(Self::new(pool, tables))
+    }
+
+    /// Uses the application's pool.
+    pub fn new(pool: PgPool, tables: Tables) -> Self {
+        Self {
+            pool,
+            tables,
+            listen_url: None,
+            shards: Arc::default(),
+            claimed: Arc::default(),
+        }
+    }
+
+    /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own
+    /// and does not work through a transaction pooler.
+    pub fn with_listen_url(mut self, url: impl Into<Arc<str>>) -> Self {
+        self.listen_url = Some(url.into());
+        self
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// The tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Whether these are all the shards there are, as far as is known.
+    fn all_shards(&self, shards: &[u16]) -> bool {
+        self.shards.get().is_some_and(|&count| shards.len() == usize::from(count))
+    }
+
+    fn remember_claimed(&self, sequence: Option<i64>) {
+        if let Some(sequence) = sequence {
+            self.claimed.fetch_max(sequence, Ordering::Relaxed);
+        }
+    }
+}
+
+fn connect_options(url: &str) -> Result<PgConnectOptions> {
+    let options =
+        PgConnectOptions::from_str(url).map_err(failed("reading the PostgreSQL URL"))?;
+    Ok(match options.get_application_name() {
+        Some(_) => options,
+        None => options.application_name("posthaste"),
+    })
+}
+
+/// Shards as the column's type.
+fn shard_numbers(shards: &[u16]) -> Vec<i32> {
+    shards.iter().map(|&shard| i32::from(shard)).collect()
+}
+
+/// A time span as PostgreSQL is given it: `$1 * interval '1 microsecond'`.
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX / 1_000_000)
+}
+
+impl Dialect for Postgres {
+    async fn enqueue<'c>(
+        connection: &'c mut PgConnection,
+        tables: &'c Tables,
+        events: &'c [Event],
+    ) -> Result<Vec<Enqueued>> {
+        enqueue::enqueue(connection, tables, events).await
+    }
+
+    fn in_transaction(connection: &mut PgConnection) -> bool {
+        connection.is_in_transaction()
+    }
+
+    fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {
+        Arc::new(PostgresStore::new(pool, tables))
+    }
+}

@@ -1,0 +1,291 @@
+//! Finding events without writing: ahead of the cursor, behind it, by their time, by their lane.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Key, Result,
+    store::{Blocked, Due, Fetched, HotRow, Page, Position, Read},
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{
+    PostgresStore,
+    row::{COLUMNS, columns, fetched, fetched_all, unsettled},
+    shard_numbers,
+};
+use crate::failure::failed;
+
+#[async_trait]
+impl Read for PostgresStore {
+    async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
+        // The newest sequence comes from the same snapshot: when nothing more was visible, the
+        // cursor may pass everything up to it, or a relay of quiet shards would walk over the
+        // others' events again with every poll.
+        const AHEAD: &str = concat!(
+            "select ",
+            columns!(),
+            ", n.newest
+            from (
+                select (select sequence from {events} order by sequence desc limit 1) as newest
+            ) n
+            left join lateral (
+                select * from {events} e
+                where e.sequence > $1 and e.shard = any($3) and e.not_before is null
+                  and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                limit $2
+            ) e on true"
+        );
+        const AHEAD_IN_ALL: &str = concat!(
+            "select ",
+            columns!(),
+            ", n.newest
+            from (
+                select (select sequence from {events} order by sequence desc limit 1) as newest
+            ) n
+            left join lateral (
+                select * from {events} e
+                where e.sequence > $1 and e.not_before is null
+                  and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                limit $2
+            ) e on true"
+        );
+
+        let query = if self.all_shards(shards) {
+            sqlx::query(self.tables.sql(AHEAD_IN_ALL)).bind(from.sequence).bind(limit as i64)
+        } else {
+            sqlx::query(self.tables.sql(AHEAD))
+                .bind(from.sequence)
+                .bind(limit as i64)
+                .bind(shard_numbers(shards))
+        };
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("reading ahead"))?;
+        let newest = newest(&rows).map_err(failed("reading ahead"))?;
+        let rows = in_order(&rows).map_err(failed("reading ahead"))?;
+        let caught_up = rows.len() < limit;
+        let last = rows.last().map_or(from.sequence, |row| row.sequence);
+        let sequence = if caught_up { last.max(newest) } else { last };
+        Ok(Page {
+            rows,
+            position: Position { sequence, context: from.context.clone() },
+            caught_up,
+        })
+    }
+
+    async fn read_late(&self, shards: &[u16], from: &Position) -> Result<Page> {
+        // What `prev` could not see and this statement's own snapshot can. Transactions that are
+        // still open are left out by their id: one that stays open for hours with many events
+        // would be walked over with every poll. A snapshot from the future is that of a server
+        // which lost its last transactions in a failover: then everything is looked at again.
+        const LATE: &str = concat!(
+            "with seen as materialized (
+                select cur,
+                       case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
+                            then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
+                       array(
+                           select x from pg_snapshot_xip(prev) x
+                           where pg_visible_in_snapshot(x, cur)
+                       ) as ended
+                from (select pg_current_snapshot() as cur, $1::text::pg_snapshot as prev) s
+            )
+            select ",
+            columns!(),
+            ", s.cur::text
+            from seen s
+            left join lateral (
+                select * from {events} e
+                where e.xid = any((select ended from seen)::xid8[])
+                  and e.sequence <= $2 and e.shard = any($3) and e.not_before is null
+                  and ",
+            unsettled!(),
+            "
+                union all
+                select * from {events} e
+                where e.xid >= (select since from seen)
+                  and e.xid < (select pg_snapshot_xmax(cur) from seen)
+                  and e.sequence <= $2 and e.shard = any($3) and e.not_before is null
+                  and ",
+            unsettled!(),
+            "
+            ) e on true"
+        );
+
+        // No snapshot yet: nothing is known to have been seen.
+        let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
+        let rows = sqlx::query(self.tables.sql(LATE))
+            .bind(prev)
+            .bind(from.sequence)
+            .bind(shard_numbers(shards))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading late commits"))?;
+        let context = match rows.first() {
+            Some(row) => row.try_get(COLUMNS).map_err(failed("reading late commits"))?,
+            None => from.context.clone(),
+        };
+        Ok(Page {
+            rows: in_order(&rows).map_err(failed("reading late commits"))?,
+            position: Position { sequence: from.sequence, context },
+            caught_up: true,
+        })
+    }
+
+    async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
+        // `statement_timestamp()` is the time of the statement and, unlike `clock_timestamp()`,
+        // one that an index scan can start from.
+        const DUE: &str = concat!(
+            "select ",
+            columns!(),
+            ", n.micros
+            from (select (
+                select (extract(epoch from e.not_before - statement_timestamp()) * 1e6)::bigint
+                from {events} e
+                where e.not_before > statement_timestamp() and e.not_before < 'infinity'
+                  and e.shard = any($1) and ",
+            unsettled!(),
+            "
+                order by e.not_before
+                limit 1
+            ) as micros) n
+            left join lateral (
+                select * from {events} e
+                where e.not_before <= statement_timestamp() and e.shard = any($1)
+                  and ",
+            unsettled!(),
+            "
+                order by e.not_before
+                limit $2
+            ) e on true
+            order by e.not_before, e.sequence"
+        );
+
+        let rows = sqlx::query(self.tables.sql(DUE))
+            .bind(shard_numbers(shards))
+            .bind(limit as i64)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading due events"))?;
+        let next: Option<i64> = match rows.first() {
+            Some(row) => row.try_get(COLUMNS).map_err(failed("reading due events"))?,
+            None => None,
+        };
+        Ok(Due {
+            rows: fetched_all(&rows).map_err(failed("reading due events"))?,
+            next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
+        })
+    }
+
+    async fn read_hot(&self, sequences: &[i64]) -> Result<Vec<HotRow>> {
+        // The aggregate's index is walked backwards from the row: its order starts with the
+        // aggregate id, so that no plan can walk the whole table instead. Other tenants and types
+        // can share the id; after 20 of them the answer is that the store cannot tell.
+        const HOT: &str = concat!(
+            "select ",
+            columns!(),
+            ", case when e.ordering_key <> '' then 0 else nullif(h.previous, -1) end
+            from {events} e
+            left join lateral (
+                with near as materialized (
+                    select p.sequence, p.aggregate_id = e.aggregate_id as same_id,
+                           p.aggregate_id = e.aggregate_id and p.ordering_key is null
+                               and p.aggregate_type = e.aggregate_type
+                               and p.tenant is not distinct from e.tenant as same_key,
+                           p.sent_at is null and p.dead_at is null
+                               and p.discarded_at is null as unsettled
+                    from {events} p
+                    where (p.aggregate_id, p.sequence) < (e.aggregate_id, e.sequence)
+                    order by p.aggregate_id desc, p.sequence desc
+                    limit 20
+                )
+                select coalesce(
+                    (select case when unsettled then sequence else -1 end
+                     from near where same_key order by sequence desc limit 1),
+                    (select case when count(*) = 20 then 0 else -1 end from near where same_id)
+                ) as previous
+            ) h on e.ordering_key is null and e.aggregate_id is not null
+            where e.sequence = any($1) and e.not_before is null and ",
+            unsettled!(),
+            "
+            order by e.sequence"
+        );
+
+        sqlx::query(self.tables.sql(HOT))
+            .bind(sequences)
+            .try_map(|row: PgRow| {
+                Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading hot events"))
+    }
+
+    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+        const HELD: &str = concat!(
+            "select ",
+            columns!(),
+            " from {events} e
+            where e.lane = $1 and e.wait = 'held' and e.destination = $2 and ",
+            unsettled!(),
+            "
+            order by e.sequence
+            limit $3"
+        );
+
+        sqlx::query(self.tables.sql(HELD))
+            .bind(key.0)
+            .bind(destination)
+            .bind(limit as i64)
+            .try_map(|row: PgRow| fetched(&row))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading held events"))
+    }
+
+    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
+        const BLOCKED: &str = "
+            select e.destination, e.lane, bool_or(e.wait in ('retry', 'suspect')),
+                   bool_or(e.wait = 'parked')
+            from {events} e
+            where e.lane is not null and e.destination is not null and e.shard = any($1)
+              and e.sent_at is null and e.discarded_at is null
+              and (e.dead_at is null or e.wait = 'parked')
+            group by e.destination, e.lane";
+
+        sqlx::query(self.tables.sql(BLOCKED))
+            .bind(shard_numbers(shards))
+            .try_map(|row: PgRow| {
+                Ok(Blocked {
+                    destination: row.try_get(0)?,
+                    key: Key(row.try_get(1)?),
+                    waiting: row.try_get::<Option<bool>, _>(2)?.unwrap_or(false),
+                    parked: row.try_get::<Option<bool>, _>(3)?.unwrap_or(false),
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading blocked lanes"))
+    }
+}
+
+/// The newest sequence that the statement saw, which it adds to the columns.
+fn newest(rows: &[PgRow]) -> sqlx::Result<i64> {
+    match rows.first() {
+        Some(row) => Ok(row.try_get::<Option<i64>, _>(COLUMNS)?.unwrap_or(0)),
+        None => Ok(0),
+    }
+}
+
+/// The rows in the order of their sequence. A join does not promise to keep it, so it is looked at.
+pub(super) fn in_order(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
+    let mut rows = fetched_all(rows)?;
+    if !rows.is_sorted_by_key(|row| row.sequence) {
+        rows.sort_unstable_by_key(|row| row.sequence);
+    }
+    Ok(rows)
+}

@@ -1,0 +1,223 @@
+//! From a row to an event: which columns are read, in which order, and what they become.
+
+use jiff::Timestamp;
+use posthaste_core::{
+    Key, Status,
+    envelope::StoredRow,
+    key::derived_key,
+    store::{EventRecord, Fetched, Wait},
+};
+use sqlx::{
+    Decode, Encode, Postgres, Row, Type,
+    encode::IsNull,
+    error::BoxDynError,
+    postgres::{
+        PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef,
+        types::Oid,
+    },
+};
+
+/// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
+macro_rules! columns {
+    () => {
+        "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
+         e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, \
+         e.payload, e.content_type, e.occurred_at, e.created_at, e.attempts, e.replay, \
+         e.not_before, e.wait, e.shard"
+    };
+}
+
+/// How many [`columns`] there are: what a statement adds stands from this index on.
+pub(super) const COLUMNS: usize = 21;
+
+/// The columns of `e` that make an [`EventRecord`].
+macro_rules! record_columns {
+    () => {
+        concat!(
+            columns!(),
+            ", ",
+            status!(),
+            ", e.sent_at, e.dead_at, e.last_error, e.locked_by"
+        )
+    };
+}
+
+/// How many [`record_columns`] there are.
+pub(super) const RECORD_COLUMNS: usize = COLUMNS + 5;
+
+/// The state of `e`.
+macro_rules! status {
+    () => {
+        "case when e.sent_at is not null then 'sent' \
+         when e.discarded_at is not null then 'discarded' \
+         when e.dead_at is not null then 'dead' \
+         when e.locked_until > clock_timestamp() then 'sending' \
+         when e.wait in ('retry', 'suspect') or e.attempts > 0 then 'retry' \
+         else 'new' end"
+    };
+}
+
+/// Whether `e` is neither sent, dead nor discarded.
+macro_rules! unsettled {
+    () => {
+        "e.sent_at is null and e.dead_at is null and e.discarded_at is null"
+    };
+}
+
+pub(super) use {columns, record_columns, status, unsettled};
+
+/// A time as `timestamptz` holds it, in microseconds since 1970. The type goes by its number: by its
+/// name the driver would ask the server for it on every new connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Micros(pub(super) i64);
+
+/// PostgreSQL counts from 2000-01-01.
+const EPOCH: i64 = 946_684_800_000_000;
+
+impl Micros {
+    pub(super) fn of(time: Timestamp) -> Self {
+        Self(time.as_microsecond())
+    }
+
+    /// The time; `None` for `infinity` and what lies outside the calendar.
+    pub(super) fn timestamp(self) -> Option<Timestamp> {
+        Timestamp::from_microsecond(self.0).ok()
+    }
+}
+
+impl Type<Postgres> for Micros {
+    fn type_info() -> PgTypeInfo {
+        PgTypeInfo::with_oid(Oid(1184))
+    }
+}
+
+impl PgHasArrayType for Micros {
+    fn array_type_info() -> PgTypeInfo {
+        PgTypeInfo::with_oid(Oid(1185))
+    }
+}
+
+impl Encode<'_, Postgres> for Micros {
+    fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Encode::<Postgres>::encode(self.0.saturating_sub(EPOCH), buffer)
+    }
+
+    fn size_hint(&self) -> usize {
+        size_of::<i64>()
+    }
+}
+
+impl<'r> Decode<'r, Postgres> for Micros {
+    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
+        if value.format() == PgValueFormat::Text {
+            return Err("a time came as text; only prepared statements are decoded".into());
+        }
+        let since_2000 = <i64 as Decode<Postgres>>::decode(value)?;
+        // `infinity` and `-infinity` are the ends of the range and stay there.
+        Ok(Self(match since_2000 {
+            i64::MAX | i64::MIN => since_2000,
+            micros => micros.saturating_add(EPOCH),
+        }))
+    }
+}
+
+/// The row as a relay gets it.
+pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
+    let stored = stored(row)?;
+    Ok(Fetched {
+        sequence: stored.sequence,
+        shard: shard(row)?,
+        key: key(&stored),
+        attempts: stored.attempts.max(0) as u32,
+        wait: wait(row)?,
+        content: stored.decode(),
+    })
+}
+
+/// All rows of an answer that hold an event; a `left join` gives one without when there is none.
+pub(super) fn fetched_all(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
+    let mut events = Vec::with_capacity(rows.len());
+    for row in rows {
+        if row.try_get_unchecked::<Option<i64>, _>(0)?.is_some() {
+            events.push(fetched(row)?);
+        }
+    }
+    Ok(events)
+}
+
+/// The row as an operator gets it.
+pub(super) fn record(row: &PgRow) -> sqlx::Result<EventRecord> {
+    let stored = stored(row)?;
+    let time = |index: usize| -> sqlx::Result<Option<Timestamp>> {
+        Ok(row.try_get_unchecked::<Option<Micros>, _>(index)?.and_then(Micros::timestamp))
+    };
+    Ok(EventRecord {
+        status: status_of(row.try_get_unchecked(COLUMNS)?)?,
+        sequence: stored.sequence,
+        shard: shard(row)?,
+        event_id: stored.event_id,
+        attempts: stored.attempts.max(0) as u32,
+        not_before: time(18)?,
+        wait: wait(row)?,
+        sent_at: time(COLUMNS + 1)?,
+        dead_at: time(COLUMNS + 2)?,
+        last_error: row.try_get_unchecked(COLUMNS + 3)?,
+        locked_by: row.try_get_unchecked(COLUMNS + 4)?,
+        content: stored.decode(),
+    })
+}
+
+/// The state of this name, as [`status`] gives it.
+pub(super) fn status_of(name: &str) -> sqlx::Result<Status> {
+    name.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
+
+/// The columns by their place: a lookup by name or a type check for each of 21 columns would cost
+/// more than the decoding.
+fn stored(row: &PgRow) -> sqlx::Result<StoredRow> {
+    let waits = row.try_get_raw(19).map(|value| !sqlx::ValueRef::is_null(&value))?;
+    let not_before: Option<Micros> = row.try_get_unchecked(18)?;
+    Ok(StoredRow {
+        sequence: row.try_get_unchecked(0)?,
+        event_id: Some(row.try_get_unchecked(1)?),
+        event_type: row.try_get_unchecked(2)?,
+        aggregate_type: row.try_get_unchecked(3)?,
+        aggregate_id: row.try_get_unchecked(4)?,
+        tenant: row.try_get_unchecked(5)?,
+        topic: row.try_get_unchecked(6)?,
+        routing_key: row.try_get_unchecked(7)?,
+        schema_id: row.try_get_unchecked(8)?,
+        schema_version: row.try_get_unchecked(9)?,
+        ordering_key: row.try_get_unchecked(10)?,
+        headers: row.try_get_unchecked(11)?,
+        payload: row.try_get_unchecked(12)?,
+        content_type: row.try_get_unchecked(13)?,
+        occurred_at: row.try_get_unchecked::<Micros, _>(14)?.0,
+        created_at: row.try_get_unchecked::<Micros, _>(15)?.0,
+        attempts: row.try_get_unchecked(16)?,
+        replay: row.try_get_unchecked(17)?,
+        // Once something happened to the event, the column says when to try again instead.
+        deliver_at: not_before.filter(|_| !waits).map(|at| at.0),
+    })
+}
+
+fn shard(row: &PgRow) -> sqlx::Result<u16> {
+    Ok(row.try_get_unchecked::<i32, _>(20)? as u16)
+}
+
+fn wait(row: &PgRow) -> sqlx::Result<Option<Wait>> {
+    Ok(row.try_get_unchecked::<Option<&str>, _>(19)?.and_then(Wait::parse))
+}
+
+/// The ordering key: also of a row whose content cannot be decoded, or its lane would go on.
+fn key(row: &StoredRow) -> Option<Key> {
+    match (row.ordering_key.as_deref(), row.aggregate_id.as_deref()) {
+        (Some(""), _) | (None, None) => None,
+        (Some(key), _) => Some(Key::of(key)),
+        (None, Some(id)) => Some(Key::of(&derived_key(
+            row.tenant.as_deref().unwrap_or(""),
+            &row.aggregate_type,
+            id,
+        ))),
+    }
+}

@@ -1,0 +1,190 @@
+//! Making the tables, and saying whether they fit.
+
+use async_trait::async_trait;
+use posthaste_core::{Error, ErrorKind, Key, Result, store::Schema};
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use super::PostgresStore;
+use crate::failure::failed;
+
+/// All migrations, by version. Append only.
+const MIGRATIONS: [(i32, &str); 1] =
+    [(1, include_str!("../../migrations/postgres/0001_outbox.sql"))];
+
+/// The version that this binary knows.
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+
+const DEFAULT_SHARDS: u16 = 64;
+
+const MAX_SHARDS: u16 = 1024;
+
+#[async_trait]
+impl Schema for PostgresStore {
+    fn database(&self) -> &'static str {
+        "postgres"
+    }
+
+    async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
+        let asked = checked_shards(shards)?;
+        let mut transaction = self.pool.begin().await.map_err(failed("migrating"))?;
+        self.lock(&mut transaction).await?;
+        self.require_schema(&mut transaction).await?;
+        let found = self.version(&mut transaction).await?;
+        if let Some((version, count)) = found {
+            self.refuse_newer(version)?;
+            self.refuse_other_count(count, shards)?;
+        }
+        let (version, count) = found.unwrap_or((0, asked));
+        let mut applied = Vec::new();
+        for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
+            let sql = self.migration(template, count);
+            sqlx::raw_sql(AssertSqlSafe(sql))
+                .execute(&mut *transaction)
+                .await
+                .map_err(failed("migrating"))?;
+            applied.push(number);
+        }
+        transaction.commit().await.map_err(failed("migrating"))?;
+        let _ = self.shards.set(count);
+        Ok(applied)
+    }
+
+    fn migrations_sql(&self, shards: Option<u16>) -> Result<String> {
+        let count = checked_shards(shards)?;
+        let name = self.tables.name();
+        let mut sql = format!(
+            "-- Posthaste: outbox {name} with {count} shards, for PostgreSQL.\n\
+             -- Up to version {VERSION}; run it in one go, for example with psql -1 -f.\n\nbegin;\n"
+        );
+        for (number, template) in MIGRATIONS {
+            sql.push_str(&format!("\n-- Migration {number}\n"));
+            sql.push_str(&self.migration(template, count));
+        }
+        sql.push_str("\ncommit;\n");
+        Ok(sql)
+    }
+
+    async fn check(&self) -> Result<u16> {
+        let mut connection = self.pool.acquire().await.map_err(failed("checking the outbox"))?;
+        let name = self.tables.name();
+        let Some((version, count)) = self.version(&mut connection).await? else {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "outbox {name} is not there or has no migration; \
+                     run `posthaste migrate --url …`"
+                ),
+            ));
+        };
+        self.refuse_newer(version)?;
+        if version < VERSION {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "outbox {name} is at version {version}, this binary needs {VERSION}; \
+                     run `posthaste migrate`"
+                ),
+            ));
+        }
+        let _ = self.shards.set(count);
+        Ok(count)
+    }
+}
+
+impl PostgresStore {
+    fn migration(&self, template: &str, shards: u16) -> String {
+        self.tables.fill(&template.replace("{shard_count}", &shards.to_string()))
+    }
+
+    /// Two processes that start at once migrate one after the other.
+    async fn lock(&self, connection: &mut PgConnection) -> Result<()> {
+        const LOCK: &str = "select pg_advisory_xact_lock($1)";
+
+        sqlx::query(LOCK)
+            .bind(Key::of(&format!("posthaste migrate {}", self.tables.name())).0)
+            .execute(connection)
+            .await
+            .map_err(failed("waiting for another migration"))?;
+        Ok(())
+    }
+
+    /// The schema of a qualified name is the application's to make.
+    async fn require_schema(&self, connection: &mut PgConnection) -> Result<()> {
+        const EXISTS: &str = "select to_regnamespace($1) is not null";
+
+        let Some(schema) = self.tables.name().schema() else {
+            return Ok(());
+        };
+        let exists: bool = sqlx::query_scalar(EXISTS)
+            .bind(schema)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("looking for the schema"))?;
+        if exists {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "schema {schema} of outbox {} is not there; run `create schema {schema}` first",
+                self.tables.name()
+            ),
+        ))
+    }
+
+    /// Version and number of shards; `None` when there is no migration yet.
+    async fn version(&self, connection: &mut PgConnection) -> Result<Option<(i32, u16)>> {
+        const EXISTS: &str = "select to_regclass($1) is not null";
+        const VERSION: &str = "select version, shards from {meta} where id = 1";
+
+        // Asked first: a failed statement would end the migration's transaction.
+        let exists: bool = sqlx::query_scalar(EXISTS)
+            .bind(self.tables.fill("{meta}"))
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed("reading the outbox's version"))?;
+        if !exists {
+            return Ok(None);
+        }
+        let row: Option<(i32, i32)> = sqlx::query_as(self.tables.sql(VERSION))
+            .fetch_optional(connection)
+            .await
+            .map_err(failed("reading the outbox's version"))?;
+        Ok(row.map(|(version, shards)| (version, shards as u16)))
+    }
+
+    fn refuse_newer(&self, version: i32) -> Result<()> {
+        if version <= VERSION {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "outbox {} is at version {version}, newer than this binary knows ({VERSION}); \
+                 use a newer posthaste",
+                self.tables.name()
+            ),
+        ))
+    }
+
+    fn refuse_other_count(&self, count: u16, asked: Option<u16>) -> Result<()> {
+        match asked {
+            Some(asked) if asked != count => Err(Error::invalid(format!(
+                "outbox {} was made with {count} shards, not {asked}; the number is fixed, leave \
+                 it out or make a new outbox",
+                self.tables.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn checked_shards(shards: Option<u16>) -> Result<u16> {
+    match shards {
+        None => Ok(DEFAULT_SHARDS),
+        Some(count @ 1..=MAX_SHARDS) => Ok(count),
+        Some(count) => {
+            Err(Error::invalid(format!("shards is {count}; use a number from 1 to {MAX_SHARDS}")))
+        }
+    }
+}

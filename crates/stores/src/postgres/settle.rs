@@ -1,0 +1,477 @@
+//! Writing outcomes back, fenced.
+//!
+//! Under shard leases the statement that marks events sent first locks its lease rows in share
+//! mode, in shard order, and compares owner and epoch. Whoever takes a shard over updates that row:
+//! either the takeover waits for the settle, or the settle waits for the takeover, looks at the
+//! row again, and is refused. Other outcomes are written in the same transaction, behind it.
+
+use std::{collections::HashSet, time::Duration};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Key, Result,
+    limits::cut_error,
+    store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
+};
+use sqlx::PgConnection;
+
+use super::{PostgresStore, micros, row::unsettled};
+use crate::failure::failed;
+
+#[async_trait]
+impl Settle for PostgresStore {
+    async fn settle(
+        &self,
+        fence: &Fence,
+        batch: &[Settlement],
+        keep_sent: bool,
+    ) -> Result<SettleReport> {
+        let outcomes = Outcomes::of(batch);
+        match fence {
+            Fence::Shards { owner, held } => {
+                let lease = self.settle_shards(owner, held, &outcomes, keep_sent).await?;
+                let holds = |shard: u16| lease.contains(&i32::from(shard));
+                Ok(SettleReport {
+                    stale_shards: held.iter().map(|h| h.shard).filter(|&s| !holds(s)).collect(),
+                    refused: batch
+                        .iter()
+                        .filter(|event| !holds(event.shard))
+                        .map(|event| event.sequence)
+                        .collect(),
+                })
+            }
+            Fence::Rows(lease) => {
+                let written = self.settle_rows(lease, &outcomes, keep_sent).await?;
+                let missing = batch.iter().filter(|event| !written.contains(&event.sequence));
+                let refused = self.refused(missing.collect(), keep_sent).await?;
+                Ok(SettleReport { stale_shards: Vec::new(), refused })
+            }
+        }
+    }
+}
+
+/// A batch by what is to be written.
+#[derive(Default)]
+struct Outcomes<'b> {
+    sent: Vec<i64>,
+    retry: Vec<Failure<'b>>,
+    dead: Vec<Failure<'b>>,
+    held: Vec<Failure<'b>>,
+    suspect: Vec<Failure<'b>>,
+    unclaimed: Vec<i64>,
+}
+
+/// An outcome other than sent.
+struct Failure<'b> {
+    sequence: i64,
+    attempts: i32,
+    after: i64,
+    wait: &'static str,
+    lane: Option<i64>,
+    destination: &'b str,
+    error: String,
+}
+
+impl<'b> Outcomes<'b> {
+    fn of(batch: &'b [Settlement]) -> Self {
+        let mut outcomes = Self::default();
+        for event in batch {
+            let failure = |destination, key: Option<Key>| Failure {
+                sequence: event.sequence,
+                attempts: i32::try_from(event.attempts).unwrap_or(i32::MAX),
+                after: 0,
+                wait: "retry",
+                lane: key.map(|key| key.0),
+                destination,
+                error: String::new(),
+            };
+            match &event.verdict {
+                Verdict::Sent => outcomes.sent.push(event.sequence),
+                Verdict::Retry { after, error, destination, key, replay } => {
+                    outcomes.retry.push(Failure {
+                        after: micros(*after).min(micros(LONGEST_WAIT)),
+                        wait: if *replay { "replay" } else { "retry" },
+                        error: error_text(error),
+                        ..failure(destination, *key)
+                    });
+                }
+                Verdict::Dead { error, destination, parked } => outcomes.dead.push(Failure {
+                    error: error_text(error),
+                    ..failure(destination, *parked)
+                }),
+                Verdict::Held { destination, key } => {
+                    outcomes.held.push(failure(destination, Some(*key)));
+                }
+                Verdict::Suspect { destination, key } => {
+                    outcomes.suspect.push(failure(destination, *key));
+                }
+                Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
+            }
+        }
+        outcomes
+    }
+
+    fn only_sent(&self) -> bool {
+        self.retry.is_empty()
+            && self.dead.is_empty()
+            && self.held.is_empty()
+            && self.suspect.is_empty()
+            && self.unclaimed.is_empty()
+    }
+}
+
+/// A wait of a century is for ever enough, and still a time that PostgreSQL can hold.
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The error as it is kept: cut, and without the one character that `text` cannot hold.
+fn error_text(error: &str) -> String {
+    cut_error(error).replace('\0', "")
+}
+
+/// The right under which rows other than sent ones are written: one of the two is given.
+#[derive(Clone, Copy)]
+struct Right<'r> {
+    /// The shards whose lease rows this transaction has locked.
+    lease: Option<&'r [i32]>,
+    token: Option<&'r str>,
+    /// What the attempts table says about who tried.
+    relay: &'r str,
+}
+
+impl PostgresStore {
+    /// Gives the shards whose lease is still held.
+    async fn settle_shards(
+        &self,
+        owner: &str,
+        held: &[Held],
+        outcomes: &Outcomes<'_>,
+        keep_sent: bool,
+    ) -> Result<Vec<i32>> {
+        if outcomes.only_sent() {
+            let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
+            return self.sent_under_lease(&mut connection, owner, held, outcomes, keep_sent).await;
+        }
+        let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
+        let lease =
+            self.sent_under_lease(&mut transaction, owner, held, outcomes, keep_sent).await?;
+        let right = Right { lease: Some(&lease), token: None, relay: owner };
+        self.others(&mut transaction, right, outcomes).await?;
+        transaction.commit().await.map_err(failed("settling"))?;
+        Ok(lease)
+    }
+
+    async fn sent_under_lease(
+        &self,
+        connection: &mut PgConnection,
+        owner: &str,
+        held: &[Held],
+        outcomes: &Outcomes<'_>,
+        keep_sent: bool,
+    ) -> Result<Vec<i32>> {
+        const MARK: &str = concat!(
+            "with lease as materialized (
+                select shard from {shards}
+                where tenant_group = '' and locked_by = $1
+                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+                order by shard
+                for share
+            ),
+            done as (
+                update {events} e
+                set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
+                    locked_by = null, locked_until = null
+                where e.sequence = any($4) and e.shard = any(array(select shard from lease))
+                  and ",
+            unsettled!(),
+            "
+            )
+            select array(select shard from lease)"
+        );
+        const DELETE: &str = concat!(
+            "with lease as materialized (
+                select shard from {shards}
+                where tenant_group = '' and locked_by = $1
+                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+                order by shard
+                for share
+            ),
+            done as (
+                delete from {events} e
+                where e.sequence = any($4) and e.shard = any(array(select shard from lease))
+                  and ",
+            unsettled!(),
+            "
+                returning e.sequence, e.attempts, e.replay
+            ),
+            forgotten as (
+                delete from {attempts} where sequence = any(array(
+                    select sequence from done where attempts > 0 or replay > 0
+                ))
+            )
+            select array(select shard from lease)"
+        );
+
+        let shards: Vec<i32> = held.iter().map(|held| i32::from(held.shard)).collect();
+        let epochs: Vec<i64> = held.iter().map(|held| held.epoch).collect();
+        sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
+            .bind(owner)
+            .bind(shards)
+            .bind(epochs)
+            .bind(&outcomes.sent)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("settling"))
+    }
+
+    /// Gives the rows that were written.
+    async fn settle_rows(
+        &self,
+        lease: &RowLease,
+        outcomes: &Outcomes<'_>,
+        keep_sent: bool,
+    ) -> Result<HashSet<i64>> {
+        if outcomes.only_sent() {
+            let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
+            let sent = self.sent_under_token(&mut connection, lease, outcomes, keep_sent).await?;
+            return Ok(sent.into_iter().collect());
+        }
+        let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
+        let sent = self.sent_under_token(&mut transaction, lease, outcomes, keep_sent).await?;
+        let right =
+            Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
+        let mut written = self.others(&mut transaction, right, outcomes).await?;
+        transaction.commit().await.map_err(failed("settling"))?;
+        written.extend(sent);
+        Ok(written)
+    }
+
+    async fn sent_under_token(
+        &self,
+        connection: &mut PgConnection,
+        lease: &RowLease,
+        outcomes: &Outcomes<'_>,
+        keep_sent: bool,
+    ) -> Result<Vec<i64>> {
+        const MARK: &str = concat!(
+            "update {events} e
+            set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
+                locked_by = null, locked_until = null
+            where e.sequence = any($2) and e.locked_by = $1 and ",
+            unsettled!(),
+            " returning e.sequence"
+        );
+        const DELETE: &str = concat!(
+            "with done as (
+                delete from {events} e
+                where e.sequence = any($2) and e.locked_by = $1 and ",
+            unsettled!(),
+            "
+                returning e.sequence, e.attempts, e.replay
+            ),
+            forgotten as (
+                delete from {attempts} where sequence = any(array(
+                    select sequence from done where attempts > 0 or replay > 0
+                ))
+            )
+            select sequence from done"
+        );
+
+        if outcomes.sent.is_empty() {
+            return Ok(Vec::new());
+        }
+        sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
+            .bind(&lease.token)
+            .bind(&outcomes.sent)
+            .fetch_all(connection)
+            .await
+            .map_err(failed("settling"))
+    }
+
+    /// Everything but sent, a kind at a time. Gives the rows that were written.
+    async fn others(
+        &self,
+        connection: &mut PgConnection,
+        right: Right<'_>,
+        outcomes: &Outcomes<'_>,
+    ) -> Result<HashSet<i64>> {
+        const RETRY: &str = concat!(
+            "with written as (
+                update {events} e
+                set attempts = t.attempts, wait = t.wait, lane = t.lane,
+                    not_before = clock_timestamp() + t.after * interval '1 microsecond',
+                    destination = t.destination, last_error = t.error,
+                    locked_by = null, locked_until = null
+                from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
+                    $9::text[], $10::text[])
+                    as t (sequence, attempts, after, wait, lane, destination, error)
+                where e.sequence = t.sequence and (e.shard = any($1) or e.locked_by = $2)
+                  and ",
+            unsettled!(),
+            "
+                returning e.sequence, e.replay, t.attempts, t.destination, t.error
+            ),
+            noted as (
+                insert into {attempts} (sequence, replay, attempt, relay, destination, error)
+                select sequence, replay, attempts, $3, destination, error
+                from written where attempts > 0
+                on conflict do nothing
+            )
+            select sequence from written"
+        );
+        const DEAD: &str = concat!(
+            "with written as (
+                update {events} e
+                set dead_at = clock_timestamp(), attempts = t.attempts, lane = t.lane,
+                    wait = case when t.lane is not null then 'parked' end,
+                    not_before = case when t.lane is not null then timestamptz 'infinity' end,
+                    destination = t.destination, last_error = t.error,
+                    locked_by = null, locked_until = null
+                from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
+                    $9::text[], $10::text[])
+                    as t (sequence, attempts, after, wait, lane, destination, error)
+                where e.sequence = t.sequence and (e.shard = any($1) or e.locked_by = $2)
+                  and ",
+            unsettled!(),
+            "
+                returning e.sequence, e.replay, t.attempts, t.destination, t.error
+            ),
+            noted as (
+                insert into {attempts} (sequence, replay, attempt, relay, destination, error)
+                select sequence, replay, attempts, $3, destination, error from written
+                on conflict do nothing
+            )
+            select sequence from written"
+        );
+        const HELD: &str = concat!(
+            "update {events} e
+            set not_before = 'infinity', wait = 'held', lane = t.lane,
+                destination = t.destination, locked_by = null, locked_until = null
+            from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
+                $9::text[], $10::text[])
+                as t (sequence, attempts, after, wait, lane, destination, error)
+            where e.sequence = t.sequence and $3::text is not null
+              and (e.shard = any($1) or e.locked_by = $2)
+              and ",
+            unsettled!(),
+            " returning e.sequence"
+        );
+        // The row lease stays: the dispatch comes next.
+        const SUSPECT: &str = concat!(
+            "update {events} e
+            set attempts = t.attempts, not_before = clock_timestamp(), wait = 'suspect',
+                lane = t.lane, destination = t.destination
+            from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
+                $9::text[], $10::text[])
+                as t (sequence, attempts, after, wait, lane, destination, error)
+            where e.sequence = t.sequence and $3::text is not null
+              and (e.shard = any($1) or e.locked_by = $2)
+              and ",
+            unsettled!(),
+            " returning e.sequence"
+        );
+        const UNCLAIMED: &str = concat!(
+            "update {events} e set locked_by = null, locked_until = null
+            where e.sequence = any($3) and (e.shard = any($1) or e.locked_by = $2) and ",
+            unsettled!(),
+            " returning e.sequence"
+        );
+
+        let mut written = HashSet::new();
+        for (statement, failures) in [
+            (RETRY, &outcomes.retry),
+            (DEAD, &outcomes.dead),
+            (HELD, &outcomes.held),
+            (SUSPECT, &outcomes.suspect),
+        ] {
+            written.extend(self.write(connection, right, statement, failures).await?);
+        }
+        if !outcomes.unclaimed.is_empty() {
+            let unclaimed: Vec<i64> = sqlx::query_scalar(self.tables.sql(UNCLAIMED))
+                .bind(right.lease)
+                .bind(right.token)
+                .bind(&outcomes.unclaimed)
+                .fetch_all(connection)
+                .await
+                .map_err(failed("settling"))?;
+            written.extend(unclaimed);
+        }
+        Ok(written)
+    }
+
+    async fn write(
+        &self,
+        connection: &mut PgConnection,
+        right: Right<'_>,
+        statement: &'static str,
+        failures: &[Failure<'_>],
+    ) -> Result<Vec<i64>> {
+        fn column<'f, T>(failures: &'f [Failure<'_>], of: impl Fn(&'f Failure<'_>) -> T) -> Vec<T> {
+            failures.iter().map(of).collect()
+        }
+        if failures.is_empty() {
+            return Ok(Vec::new());
+        }
+        sqlx::query_scalar(self.tables.sql(statement))
+            .bind(right.lease)
+            .bind(right.token)
+            .bind(right.relay)
+            .bind(column(failures, |f| f.sequence))
+            .bind(column(failures, |f| f.attempts))
+            .bind(column(failures, |f| f.after))
+            .bind(column(failures, |f| f.wait))
+            .bind(column(failures, |f| f.lane))
+            .bind(column(failures, |f| f.destination))
+            .bind(column(failures, |f| f.error.as_str()))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("settling"))
+    }
+
+    /// Of the events that a row lease did not write: those that do not stand there just as this
+    /// settle wanted, because an earlier try of it got through.
+    async fn refused(&self, missing: Vec<&Settlement>, keep_sent: bool) -> Result<Vec<i64>> {
+        const STANDING: &str = "
+            select sequence, sent_at is not null, dead_at is not null, attempts, wait,
+                   locked_by is null
+            from {events}
+            where sequence = any($1)";
+
+        if missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sequences: Vec<i64> = missing.iter().map(|event| event.sequence).collect();
+        let standing: Vec<(i64, bool, bool, i32, Option<String>, bool)> =
+            sqlx::query_as(self.tables.sql(STANDING))
+                .bind(sequences)
+                .fetch_all(&self.pool)
+                .await
+                .map_err(failed("settling"))?;
+        let stands = |event: &&Settlement| {
+            let row = standing.iter().find(|row| row.0 == event.sequence);
+            let Some((_, sent, dead, attempts, wait, free)) = row else {
+                return event.verdict == Verdict::Sent && !keep_sent;
+            };
+            let waits = |names: &[&str]| wait.as_deref().is_some_and(|w| names.contains(&w));
+            match &event.verdict {
+                Verdict::Sent => *sent,
+                Verdict::Dead { .. } => *dead,
+                Verdict::Retry { .. } => {
+                    *free && waits(&["retry", "replay"]) && *attempts == event.attempts as i32
+                }
+                Verdict::Held { .. } => *free && waits(&["held"]),
+                Verdict::Suspect { .. } => false,
+                Verdict::Unclaimed => *free && !*sent && !*dead,
+            }
+        };
+        Ok(missing
+            .into_iter()
+            .filter(|event| !stands(event))
+            .map(|event| event.sequence)
+            .collect())
+    }
+}
+
+/// The relay's owner text out of a claim's token, which adds the number of the claim.
+fn owner_of(token: &str) -> &str {
+    token.rsplit_once('#').map_or(token, |(owner, _)| owner)
+}

@@ -1,0 +1,77 @@
+//! Learning of commits by NOTIFY.
+//!
+//! Never inside the business transaction: a transaction that notifies takes a lock at its commit
+//! that every other such commit of the server waits for.
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Error, ErrorKind, Key, Result, TableName,
+    store::{Listener, Wake},
+};
+use sqlx::postgres::{PgListener, PgPoolOptions};
+
+use super::{ACQUIRE_TIMEOUT, PostgresStore, connect_options};
+use crate::failure::failed;
+
+/// Longest name of a channel that PostgreSQL takes.
+const MAX_CHANNEL: usize = 63;
+
+#[async_trait]
+impl Wake for PostgresStore {
+    async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
+        let options = match &self.listen_url {
+            Some(url) => connect_options(url)?,
+            None => (*self.pool.connect_options()).clone(),
+        };
+        // A connection of its own: one out of the store's pool would be missing there.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .connect_with(options)
+            .await
+            .map_err(failed("connecting to listen"))?;
+        let mut listener =
+            PgListener::connect_with(&pool).await.map_err(failed("connecting to listen"))?;
+        // A lost connection is the caller's to know: what was notified meanwhile is lost as well.
+        listener.eager_reconnect(false);
+        listener.listen(&channel(self.tables.name())).await.map_err(failed("listening"))?;
+        Ok(Some(Box::new(PostgresListener(listener))))
+    }
+
+    async fn notify(&self) -> Result<()> {
+        const NOTIFY: &str = "select pg_notify($1, '')";
+
+        sqlx::query(NOTIFY)
+            .bind(channel(self.tables.name()))
+            .execute(&self.pool)
+            .await
+            .map_err(failed("notifying"))?;
+        Ok(())
+    }
+}
+
+struct PostgresListener(PgListener);
+
+#[async_trait]
+impl Listener for PostgresListener {
+    async fn wait(&mut self) -> Result<()> {
+        match self.0.try_recv().await.map_err(failed("listening"))? {
+            Some(_) => Ok(()),
+            None => Err(Error::new(
+                ErrorKind::Unavailable,
+                "listening failed: the connection to PostgreSQL was lost",
+            )),
+        }
+    }
+}
+
+/// The outbox's channel; the names of a long schema and a long table together are shortened.
+fn channel(name: &TableName) -> String {
+    let channel = name.channel();
+    if channel.len() <= MAX_CHANNEL {
+        return channel;
+    }
+    format!("posthaste_{:016x}_wake", Key::of(&channel).0)
+}

@@ -1,0 +1,166 @@
+//! SQLite: one file, one writer, the outbox beside the application's own tables.
+//!
+//! Every write goes through one connection and begins with `begin immediate`, so that writers
+//! queue instead of failing half-way; reads have connections of their own and, in WAL mode, never
+//! wait for a writer. Since there is one writer, sequences become visible in order and no commit
+//! comes late. There is no `md5()` to shard by, and nothing to gain from it: one shard.
+//!
+//! Times are microseconds since 1970 by the clock of the statement, in steps of a millisecond.
+
+mod schema;
+
+mod enqueue;
+
+mod row;
+
+mod leases;
+
+mod read;
+
+mod claim;
+
+mod settle;
+
+mod inspect;
+
+mod operate;
+
+mod wake;
+
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+use posthaste_core::{Error, Event, Result, store::Store};
+use sqlx::{
+    Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    pool::PoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteSynchronous},
+};
+
+use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
+
+/// How long a statement waits for the write lock of another process.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An outbox in a SQLite file.
+#[derive(Debug, Clone)]
+pub struct SqliteStore {
+    /// One connection when the store made it: writes queue here rather than at the file's lock.
+    writer: SqlitePool,
+    reader: SqlitePool,
+    tables: Tables,
+}
+
+impl SqliteStore {
+    /// Opens the file that the URL names (`sqlite:app.db`). A file that is not there is made by
+    /// [`migrate`](posthaste_core::store::Schema::migrate), and only by it, unless the URL says
+    /// `mode=rwc`.
+    ///
+    /// A database in memory must have a name that other connections can use, as in
+    /// `sqlite:outbox?mode=memory`.
+    pub async fn connect(url: &str, tables: Tables, options: &Options) -> Result<Self> {
+        schema::refuse_qualified(&tables)?;
+        refuse_private(url)?;
+        let file = SqliteConnectOptions::from_str(url)
+            .map_err(|error| Error::invalid("database URL is not valid").with_source(error))?
+            .busy_timeout(BUSY_TIMEOUT)
+            // In WAL mode `normal` can lose the last commits at a power cut: a delivered event
+            // would only come again, but a caller's event would be lost.
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(false);
+        // Connections are kept: opening one reads the schema again, and a database in memory
+        // lives only as long as its last connection.
+        let kept = PoolOptions::<Sqlite>::new()
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_before_acquire(false);
+        let writer = kept
+            .clone()
+            .max_connections(1)
+            .connect_lazy_with(file.clone());
+        let reader = kept
+            .max_connections(options.connections.max(1))
+            .connect_lazy_with(file.pragma("query_only", "on"));
+        match writer.acquire().await {
+            Ok(_) => {}
+            Err(error) if schema::is_missing_file(&error) => {}
+            Err(error) => return Err(failed("opening the database file")(error)),
+        }
+        Ok(Self {
+            writer,
+            reader,
+            tables,
+        })
+    }
+
+    /// The outbox in the caller's own database. Reads and writes share the caller's pool.
+    pub fn new(pool: SqlitePool, tables: Tables) -> Self {
+        Self {
+            writer: pool.clone(),
+            reader: pool,
+            tables,
+        }
+    }
+
+    /// A transaction that has the write lock from its start: one that takes it later fails when
+    /// another process wrote in between.
+    async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Sqlite>> {
+        self.writer
+            .begin_with("begin immediate")
+            .await
+            .map_err(failed(doing))
+    }
+}
+
+impl Dialect for Sqlite {
+    async fn enqueue<'c>(
+        connection: &'c mut SqliteConnection,
+        tables: &'c Tables,
+        events: &'c [Event],
+    ) -> Result<Vec<Enqueued>> {
+        enqueue::enqueue(connection, tables, events).await
+    }
+
+    fn in_transaction(connection: &mut SqliteConnection) -> bool {
+        connection.is_in_transaction()
+    }
+
+    fn store(pool: SqlitePool, tables: Tables) -> Arc<dyn Store> {
+        Arc::new(SqliteStore::new(pool, tables))
+    }
+}
+
+/// Refuses a database that no other connection could reach: nobody could enqueue into it.
+fn refuse_private(url: &str) -> Result<()> {
+    let rest = url.trim_start_matches("sqlite:").trim_start_matches("//");
+    let (file, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+    let has = |wanted: &str| parameters.split('&').any(|parameter| parameter == wanted);
+    if file.is_empty() {
+        return Err(Error::invalid(
+            "database URL names no file; use sqlite:PATH",
+        ));
+    }
+    if file == ":memory:" || (has("mode=memory") && has("cache=private")) {
+        return Err(Error::invalid(
+            "a private database in memory cannot be shared between connections, so nobody could \
+             enqueue into it; use a file, or give it a name: sqlite:NAME?mode=memory",
+        ));
+    }
+    Ok(())
+}
+
+/// A list as one bound value, for `json_each(?)`.
+fn list<T: Into<serde_json::Value>>(items: impl IntoIterator<Item = T>) -> String {
+    items
+        .into_iter()
+        .map(Into::into)
+        .collect::<serde_json::Value>()
+        .to_string()
+}
+
+/// A duration in the unit of the time columns.
+fn micros(duration: Duration) -> i64 {
+    // A hundred years are as good as longer, and the sum with a time stays in range.
+    duration
+        .min(Duration::from_secs(100 * 366 * 86_400))
+        .as_micros() as i64
+}

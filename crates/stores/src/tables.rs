@@ -1,0 +1,63 @@
+//! The tables of one outbox, and the only place where their names become SQL.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use posthaste_core::TableName;
+use sqlx::AssertSqlSafe;
+
+/// The tables of one outbox. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Tables(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: TableName,
+    /// Finished statements by their template, so that each is put together once.
+    statements: RwLock<HashMap<&'static str, Arc<str>>>,
+}
+
+impl Tables {
+    /// The tables of the outbox of this name.
+    pub fn new(name: TableName) -> Self {
+        Self(Arc::new(Inner { name, statements: RwLock::default() }))
+    }
+
+    /// The outbox's name.
+    pub fn name(&self) -> &TableName {
+        &self.0.name
+    }
+
+    /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
+    /// `{controls}`, `{meta}`, and `{bare}` for index names. The template is a constant of ours and
+    /// the name is validated, so nothing else can get in.
+    pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
+        let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(statement) = known.get(template) {
+            return AssertSqlSafe(Arc::clone(statement));
+        }
+        drop(known);
+        let statement: Arc<str> = self.fill(template).into();
+        self.0
+            .statements
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(template, Arc::clone(&statement));
+        AssertSqlSafe(statement)
+    }
+
+    /// The same for a text that is not executed again and again, such as a migration.
+    pub fn fill(&self, template: &str) -> String {
+        let name = &self.0.name;
+        template
+            .replace("{events}", &name.qualified())
+            .replace("{shards}", &name.with_suffix("_shards"))
+            .replace("{relays}", &name.with_suffix("_relays"))
+            .replace("{attempts}", &name.with_suffix("_attempts"))
+            .replace("{controls}", &name.with_suffix("_controls"))
+            .replace("{meta}", &name.with_suffix("_meta"))
+            .replace("{bare}", name.bare())
+    }
+}

@@ -1,0 +1,358 @@
+//! Taking single rows, for unordered work.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures_util::future::join_all;
+use jiff::{SignedDuration, Timestamp};
+use posthaste_core::{
+    Event, Status,
+    store::{Position, Relay, Verdict, Wait},
+};
+use posthaste_stores::Dialect;
+
+use super::{
+    Subject,
+    relays::{LONG, SHORT, dead, event, events, retry, sent, sequences, settlement},
+};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+/// Claimed rows come in order, no more than asked for, and are being sent from then on.
+pub async fn a_claimed_row_is_being_sent<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(5)).await;
+    let mut claimer = outbox.claimer("one");
+    let rows = claimer.claim(3).await;
+    let expected: Vec<i64> = enqueued.iter().map(|one| one.sequence).collect();
+    assert_eq!(sequences(&rows), expected[..3]);
+    assert_eq!(claimer.position.sequence, expected[2]);
+    for (row, enqueued) in rows.iter().zip(&enqueued) {
+        let event = &row.content.as_ref().unwrap().event;
+        assert_eq!((event.id(), row.key), (enqueued.id, event.key()));
+        let record = outbox.record(enqueued.id).await;
+        assert_eq!(record.status, Status::Sending);
+        assert_eq!(record.locked_by.as_ref(), Some(&claimer.lease.token));
+    }
+    assert_eq!(outbox.record(enqueued[3].id).await.status, Status::New);
+
+    assert_eq!(sequences(&claimer.claim(3).await), expected[3..]);
+    let before = claimer.position.clone();
+    assert!(claimer.claim(3).await.is_empty());
+    assert_eq!(claimer.position.sequence, before.sequence);
+}
+
+/// Claimers side by side share all the rows and not one of them.
+pub async fn two_claimers_never_share_a_row<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(200)).await;
+    let mut claimers: Vec<_> = (0..4).map(|n| outbox.claimer(&format!("claimer{n}"))).collect();
+    let mut taken = BTreeSet::new();
+    // Rows that one claimer passes over because another one is just taking them are found by the
+    // sweep, so that a few rounds are enough.
+    for _ in 0..100 {
+        let answers = join_all(claimers.iter_mut().map(async |claimer| {
+            let mut rows = claimer.claim(20).await;
+            rows.extend(claimer.claim_late(20).await);
+            rows
+        }))
+        .await;
+        for row in answers.iter().flatten() {
+            assert!(taken.insert(row.sequence), "{} was claimed twice", row.sequence);
+        }
+        if taken.len() == enqueued.len() {
+            break;
+        }
+    }
+    assert_eq!(taken, enqueued.iter().map(|one| one.sequence).collect());
+}
+
+/// What waits for its time is not claimed before, and is claimed then.
+pub async fn only_what_is_due_is_claimed<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let delayed = |hours: i64| {
+        let at = Timestamp::now().checked_add(SignedDuration::from_hours(hours)).unwrap();
+        Event::builder("Happened").raw_json("{}").deliver_at(at).build().unwrap()
+    };
+    let due = outbox.enqueue_one(&delayed(-1)).await.sequence;
+    outbox.enqueue_one(&delayed(1)).await;
+    let failed = outbox.enqueue(&events(2)).await;
+    let mut one = outbox.claimer("one");
+    let rows = one.claim(10).await;
+    let mut expected = vec![due, failed[0].sequence, failed[1].sequence];
+    expected.sort_unstable();
+    assert_eq!(sequences(&rows), expected);
+    let of = |sequence| rows.iter().find(|row| row.sequence == sequence).unwrap();
+    let later = retry(of(failed[0].sequence), 1, HOUR);
+    let soon = retry(of(failed[1].sequence), 1, Duration::ZERO);
+    one.settle(&sent(&[of(due).clone()])).await;
+    one.settle(&[later, soon]).await;
+
+    // Behind every cursor, and yet found.
+    let mut other = outbox.claimer("other");
+    other.position = one.position.clone();
+    let rows = other.claim(10).await;
+    assert_eq!(sequences(&rows), [failed[1].sequence]);
+    assert_eq!((rows[0].attempts, rows[0].wait), (1, Some(Wait::Retry)));
+    let waiting = outbox.record(failed[0].id).await;
+    assert_eq!((waiting.status, waiting.locked_by), (Status::Retry, None));
+}
+
+/// Settled events are never claimed.
+pub async fn a_settled_row_is_not_claimed<DB: Dialect>(subject: &Subject<DB>) {
+    use posthaste_core::store::Selection;
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(4)).await;
+    let mut one = outbox.claimer("one");
+    let rows = one.claim(2).await;
+    one.settle(&[sent(&rows[..1]).remove(0), dead(&rows[1])]).await;
+    outbox.store.discard(&Selection::One(enqueued[2].id)).await.unwrap();
+
+    let mut other = outbox.claimer("other");
+    assert_eq!(sequences(&other.claim(10).await), [enqueued[3].sequence]);
+    let all: Vec<i64> = enqueued.iter().map(|one| one.sequence).collect();
+    assert!(outbox.store.claim_hot(&other.relay, &other.lease, &all).await.unwrap().is_empty());
+    assert!(other.claim_late(10).await.is_empty());
+    assert!(other.claim_expired().await.is_none());
+}
+
+/// An expired row goes to one other claimer, with an attempt recorded before it is handed out.
+pub async fn an_expired_row_is_claimed_once_and_an_attempt_is_recorded<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    let poison = event("poison");
+    outbox.enqueue_one(&poison).await;
+    let mut dying = outbox.claimer_for("dying", SHORT);
+    assert_eq!(dying.claim(10).await[0].attempts, 0);
+    outbox.row_lease_expired(poison.id()).await;
+
+    let heirs: Vec<_> = (0..4).map(|n| outbox.claimer(&format!("heir{n}"))).collect();
+    let answers = join_all(heirs.iter().map(|heir| heir.claim_expired())).await;
+    let rows: Vec<_> = answers.into_iter().flatten().collect();
+    assert_eq!(rows.len(), 1, "{} heirs got it", rows.len());
+    assert_eq!(rows[0].attempts, 1);
+    assert_eq!(rows[0].content.as_ref().unwrap().event.id(), poison.id());
+    let record = outbox.record(poison.id()).await;
+    assert_eq!((record.status, record.attempts), (Status::Sending, 1));
+    for heir in &heirs {
+        assert!(heir.claim_expired().await.is_none(), "it was claimed again");
+    }
+}
+
+/// A row whose lease is valid has not expired.
+pub async fn a_valid_lease_is_not_taken_over<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(2)).await;
+    let mut holder = outbox.claimer("holder");
+    assert_eq!(holder.claim(10).await.len(), 2);
+    let mut other = outbox.claimer("other");
+    assert!(other.claim_expired().await.is_none());
+    assert!(other.claim(10).await.is_empty());
+    other.position = Position { sequence: enqueued[1].sequence, ..other.position };
+    assert!(other.claim_late(10).await.is_empty());
+}
+
+/// A claimer whose lease went to somebody else settles nothing.
+pub async fn a_stale_token_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let event = event(1);
+    let sequence = outbox.enqueue_one(&event).await.sequence;
+    let mut stale = outbox.claimer_for("stale", SHORT);
+    let rows = stale.claim(10).await;
+    outbox.row_lease_expired(event.id()).await;
+    let owner = outbox.claimer("owner");
+    owner.claim_expired().await.unwrap();
+
+    for batch in [sent(&rows), vec![retry(&rows[0], 7, HOUR)], vec![dead(&rows[0])]] {
+        let report = outbox.store.settle(&stale.fence(), &batch, true).await.unwrap();
+        assert_eq!(report.refused, [sequence], "{:?} went through", batch[0].verdict);
+        let record = outbox.record(event.id()).await;
+        assert_eq!((record.status, record.attempts), (Status::Sending, 1));
+        assert_eq!(record.locked_by.as_ref(), Some(&owner.lease.token));
+    }
+    let report = outbox.store.settle(&stale.fence(), &sent(&rows), false).await.unwrap();
+    assert_eq!(report.refused, [sequence]);
+    outbox.record(event.id()).await;
+}
+
+/// A claimer settles what it holds, of every kind, and repeating it is harmless.
+pub async fn a_claimer_settles_what_it_holds<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(4)).await;
+    let mut claimer = outbox.claimer("one");
+    let rows = claimer.claim(10).await;
+    let batch = [
+        sent(&rows[..1]).remove(0),
+        retry(&rows[1], 1, HOUR),
+        dead(&rows[2]),
+        settlement(&rows[3], 0, Verdict::Unclaimed),
+    ];
+    claimer.settle(&batch).await;
+    let expected = [Status::Sent, Status::Retry, Status::Dead, Status::New];
+    for (enqueued, expected) in enqueued.iter().zip(expected) {
+        let record = outbox.record(enqueued.id).await;
+        assert_eq!((record.status, record.locked_by), (expected, None));
+    }
+    // The answer was lost, the claimer asks again.
+    let report = outbox.store.settle(&claimer.fence(), &batch[..1], true).await.unwrap();
+    assert!(report.refused.is_empty(), "{report:?}");
+    outbox.store.settle(&claimer.fence(), &batch, true).await.unwrap();
+    let attempts = outbox.store.attempts(rows[1].sequence).await.unwrap();
+    assert_eq!(attempts.len(), 1);
+    assert_eq!(outbox.record(enqueued[1].id).await.attempts, 1);
+}
+
+/// With `keep_sent = false` a delivered row is gone.
+pub async fn a_delivered_row_can_be_deleted<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let event = event(1);
+    outbox.enqueue_one(&event).await;
+    let mut claimer = outbox.claimer("one");
+    let rows = claimer.claim(10).await;
+    outbox.store.settle(&claimer.fence(), &sent(&rows), false).await.unwrap();
+    assert!(outbox.store.event(event.id()).await.unwrap().is_none());
+}
+
+/// A renewed row outlives one that was claimed at the same time and not renewed.
+pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(2)).await;
+    let mut renewed = outbox.claimer_for("renewed", SHORT);
+    let mut forgotten = outbox.claimer_for("forgotten", SHORT);
+    assert_eq!(renewed.claim(1).await.len(), 1);
+    assert_eq!(forgotten.claim(1).await.len(), 1);
+    let patient = Relay { lease: LONG, ..renewed.relay.clone() };
+    outbox.store.renew_rows(&patient, &[renewed.lease.clone()]).await.unwrap();
+    outbox.row_lease_expired(enqueued[1].id).await;
+    assert_eq!(outbox.record(enqueued[0].id).await.status, Status::Sending);
+    let heir = outbox.claimer("heir");
+    assert_eq!(heir.claim_expired().await.unwrap().sequence, enqueued[1].sequence);
+    assert!(heir.claim_expired().await.is_none());
+
+    // What went to the heir is the heir's.
+    outbox.store.renew_rows(&patient, &[forgotten.lease.clone()]).await.unwrap();
+    assert_eq!(outbox.record(enqueued[1].id).await.locked_by, Some(heir.lease.token));
+}
+
+/// Rows that are given back are free at once, for everybody, and no attempt is burnt.
+pub async fn rows_that_are_given_back_are_free<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(3)).await;
+    let mut stopping = outbox.claimer("stopping");
+    let rows = stopping.claim(10).await;
+    let other = outbox.claimer("other");
+    outbox.store.unclaim(&other.lease, &sequences(&rows)).await.unwrap();
+    assert_eq!(outbox.record(enqueued[0].id).await.status, Status::Sending, "not its to give");
+
+    outbox.store.unclaim(&stopping.lease, &sequences(&rows[..2])).await.unwrap();
+    for given_back in &enqueued[..2] {
+        let record = outbox.record(given_back.id).await;
+        assert_eq!((record.status, record.attempts), (Status::New, 0));
+        assert_eq!(record.locked_by, None);
+    }
+    let mut other = outbox.claimer("other");
+    assert_eq!(sequences(&other.claim(10).await), sequences(&rows[..2]));
+}
+
+/// A claimer whose cursor has passed rows that were given back finds them by its sweep, also when
+/// earlier sweeps found nothing.
+pub async fn the_sweep_finds_what_was_given_back_behind_the_cursor<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(6)).await;
+    let (mut stopping, mut sweeping) = (outbox.claimer("stopping"), outbox.claimer("sweeping"));
+    let given_back = stopping.claim(3).await;
+    let done = sweeping.claim(3).await;
+    assert_eq!(done.len(), 3);
+    sweeping.settle(&sent(&done)).await;
+    for _ in 0..3 {
+        assert!(sweeping.claim_late(10).await.is_empty());
+        assert!(sweeping.claim(10).await.is_empty());
+    }
+    outbox.store.unclaim(&stopping.lease, &sequences(&given_back)).await.unwrap();
+    assert_eq!(sequences(&sweeping.claim_late(10).await), sequences(&given_back));
+}
+
+/// The sweep takes no more than it was asked for, and leaves the rest to the next one.
+pub async fn the_sweep_keeps_to_its_limit<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(7)).await;
+    let (mut stopping, mut sweeping) = (outbox.claimer("stopping"), outbox.claimer("sweeping"));
+    let given_back = stopping.claim(6).await;
+    assert_eq!(sweeping.claim(1).await.len(), 1);
+    outbox.store.unclaim(&stopping.lease, &sequences(&given_back)).await.unwrap();
+    let mut found = Vec::new();
+    for _ in 0..4 {
+        let rows = sweeping.claim_late(2).await;
+        assert!(rows.len() <= 2, "{} rows", rows.len());
+        found.extend(sequences(&rows));
+    }
+    found.sort_unstable();
+    assert_eq!(found, sequences(&given_back));
+}
+
+/// A row that was committed behind the cursor is found by the sweep.
+pub async fn the_sweep_finds_late_commits<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut claimer = outbox.claimer("one");
+    let mut open = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut open, &[event("slow")]).await[0].sequence;
+    for round in 0..5 {
+        let committed = outbox.enqueue_one(&event(round)).await.sequence;
+        let rows = claimer.claim(10).await;
+        assert_eq!(sequences(&rows), [committed], "an open transaction stalls others");
+        claimer.settle(&sent(&rows)).await;
+        assert!(claimer.claim_late(10).await.is_empty());
+    }
+    open.commit().await.unwrap();
+    let late = claimer.claim_late(10).await;
+    assert_eq!(sequences(&late), [low], "the late commit was skipped");
+    claimer.settle(&sent(&late)).await;
+    assert!(claimer.claim_late(10).await.is_empty());
+}
+
+/// A relay that starts anew finds what was committed late before it came.
+pub async fn a_new_claimer_finds_everything<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut first = outbox.claimer("first");
+    let mut expected = Vec::new();
+    if subject.late_commits {
+        let mut open = outbox.begin().await;
+        expected.push(outbox.enqueue_in(&mut open, &[event("slow")]).await[0].sequence);
+        outbox.enqueue_one(&event("fast")).await;
+        let rows = first.claim(10).await;
+        first.settle(&sent(&rows)).await;
+        first.claim_late(10).await;
+        open.commit().await.unwrap();
+    }
+    expected.push(outbox.enqueue_one(&event("new")).await.sequence);
+    let mut second = outbox.claimer("second");
+    let mut found = sequences(&second.claim(10).await);
+    found.extend(sequences(&second.claim_late(10).await));
+    found.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+/// The hot path claims by sequence what is free, and only that.
+pub async fn a_hot_claim_takes_what_is_free<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let at = Timestamp::now().checked_add(SignedDuration::from_hours(1)).unwrap();
+    let later = Event::builder("Happened").raw_json("{}").deliver_at(at).build().unwrap();
+    let enqueued = outbox.enqueue(&[event(1), event(2), later]).await;
+    let mut wanted: Vec<i64> = enqueued.iter().map(|one| one.sequence).collect();
+    wanted.push(i64::MAX);
+    let mut other = outbox.claimer("other");
+    assert_eq!(other.claim(1).await.len(), 1);
+    let hot = outbox.claimer("hot");
+    let rows = outbox.store.claim_hot(&hot.relay, &hot.lease, &wanted).await.unwrap();
+    assert_eq!(sequences(&rows), [enqueued[1].sequence]);
+    let record = outbox.record(enqueued[1].id).await;
+    assert_eq!(record.status, Status::Sending);
+    assert_eq!(record.locked_by.as_ref(), Some(&hot.lease.token));
+    assert!(outbox.store.claim_hot(&hot.relay, &hot.lease, &wanted).await.unwrap().is_empty());
+    assert!(outbox.store.claim_hot(&hot.relay, &hot.lease, &[]).await.unwrap().is_empty());
+}

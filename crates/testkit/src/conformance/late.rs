@@ -1,0 +1,202 @@
+//! Commits that become visible behind the cursor: found soon, and nobody waits for them. Databases
+//! that have none of them pass these cases without a word.
+
+use std::{collections::BTreeSet, pin::pin, task::Poll};
+
+use futures_util::{future::join_all, poll};
+use posthaste_stores::Dialect;
+
+use super::{
+    Subject,
+    relays::{SHORT, event, sent, sequences},
+};
+
+/// Transactions that commit in the reverse order of their sequences are both found.
+pub async fn transactions_that_commit_in_reverse_order_are_both_found<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let (mut slow, mut fast) = (outbox.begin().await, outbox.begin().await);
+    let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
+    let high = outbox.enqueue_in(&mut fast, &[event("fast")]).await[0].sequence;
+    assert!(low < high);
+    fast.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [high]);
+    slow.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [low], "the late commit was skipped");
+    assert!(owner.poll().await.is_empty());
+}
+
+/// The same when what was found is settled at once, as a relay does.
+pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let mut slow = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
+    for round in 0..5 {
+        outbox.enqueue(&[event(round)]).await;
+        let rows = owner.poll().await;
+        assert_eq!(rows.len(), 1);
+        owner.settle(&sent(&rows)).await;
+        assert_eq!(
+            outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap().len(),
+            owner.held.len()
+        );
+    }
+    slow.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [low], "the late commit was skipped");
+}
+
+/// While a transaction stays open, everybody else's events are read as soon as they are committed,
+/// however many polls pass.
+pub async fn an_open_transaction_stalls_nobody<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let mut open = outbox.begin().await;
+    let kept = outbox.enqueue_in(&mut open, &[event("same"), event("same")]).await;
+    for round in 0..30 {
+        let committed = outbox.enqueue_one(&event(round)).await.sequence;
+        assert_eq!(sequences(&owner.poll().await), [committed]);
+        // More of the open transaction, between those of the others.
+        outbox.enqueue_in(&mut open, &[event("same")]).await;
+        assert!(owner.poll().await.is_empty());
+    }
+    open.commit().await.unwrap();
+    let late = sequences(&owner.poll().await);
+    assert_eq!(late.len(), 32);
+    assert_eq!(late[..2], [kept[0].sequence, kept[1].sequence]);
+}
+
+/// A transaction that rolls back leaves nothing behind that would be read or waited for.
+pub async fn a_late_rollback_is_forgotten<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let mut open = outbox.begin().await;
+    outbox.enqueue_in(&mut open, &[event("never")]).await;
+    let one = outbox.enqueue_one(&event(1)).await.sequence;
+    assert_eq!(sequences(&owner.poll().await), [one]);
+    open.rollback().await.unwrap();
+    assert!(owner.poll().await.is_empty());
+    let two = outbox.enqueue_one(&event(2)).await.sequence;
+    assert_eq!(sequences(&owner.poll().await), [two]);
+    let rows = owner.read_all().await;
+    owner.settle(&sent(&rows)).await;
+    assert!(owner.poll().await.is_empty());
+}
+
+/// The mark that a relay hands over is enough to find what it had not seen.
+pub async fn a_new_owner_finds_a_late_commit_from_the_mark<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    for commit_before_takeover in [true, false] {
+        let outbox = subject.outbox().await;
+        let mut first = outbox.owner().await;
+        let mut open = outbox.begin().await;
+        let low = outbox.enqueue_in(&mut open, &[event("slow")]).await[0].sequence;
+        outbox.enqueue_one(&event("fast")).await;
+        for _ in 0..3 {
+            let rows = first.poll().await;
+            first.settle(&sent(&rows)).await;
+        }
+        outbox.store.release(&first.relay, &first.held, &first.position).await.unwrap();
+        let mut second;
+        if commit_before_takeover {
+            open.commit().await.unwrap();
+            second = outbox.owner().await;
+        } else {
+            second = outbox.owner().await;
+            assert!(second.poll().await.is_empty());
+            open.commit().await.unwrap();
+        }
+        assert_eq!(sequences(&second.poll().await), [low]);
+    }
+}
+
+/// The mark of the last renewal is enough when the relay died.
+pub async fn a_late_commit_survives_the_death_of_the_owner<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut first = outbox.owner_for(SHORT).await;
+    let mut open = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut open, &[event("slow")]).await[0].sequence;
+    outbox.enqueue_one(&event("fast")).await;
+    let rows = first.poll().await;
+    first.settle(&sent(&rows)).await;
+    outbox.store.renew(&first.relay, &first.held, &first.position).await.unwrap();
+    outbox.all_leases_expired().await;
+    let mut second = outbox.owner().await;
+    open.commit().await.unwrap();
+    assert_eq!(sequences(&second.poll().await), [low]);
+}
+
+/// An outbox that nobody has read yet may have commits in any order.
+pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut open = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut open, &[event("slow")]).await[0].sequence;
+    let high = outbox.enqueue_one(&event("fast")).await.sequence;
+    let mut owner = outbox.owner().await;
+    assert_eq!(sequences(&owner.poll().await), [high]);
+    open.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [low]);
+}
+
+/// Writers that commit and roll back in any order while a relay polls and settles lose nothing.
+pub async fn a_reader_among_many_writers_finds_everything<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let writers = join_all((0..6).map(async |writer| {
+        let mut random = fastrand::Rng::with_seed(writer);
+        let mut committed = BTreeSet::new();
+        for _ in 0..25 {
+            let mut transaction = outbox.begin().await;
+            let mut taken = Vec::new();
+            for _ in 0..random.u8(1..4) {
+                let enqueued = outbox.enqueue_in(&mut transaction, &[event(random.u8(..))]).await;
+                taken.push(enqueued[0].sequence);
+            }
+            if random.u8(..5) == 0 {
+                transaction.rollback().await.unwrap();
+            } else {
+                transaction.commit().await.unwrap();
+                committed.extend(taken);
+            }
+        }
+        committed
+    }));
+    let mut writers = pin!(writers);
+    let mut found = BTreeSet::new();
+    let committed = loop {
+        let done = poll!(writers.as_mut());
+        let rows = owner.poll().await;
+        owner.settle(&sent(&rows)).await;
+        found.extend(sequences(&rows));
+        if let Poll::Ready(committed) = done {
+            break committed.into_iter().flatten().collect::<BTreeSet<i64>>();
+        }
+    };
+    let missed: Vec<_> = committed.difference(&found).collect();
+    assert!(missed.is_empty(), "{missed:?} were committed and not found");
+    assert_eq!(found, committed);
+}
