@@ -1,312 +1,273 @@
-//! Claim: which shards are ours, until when, and which we should have.
-//!
-//! Live relays hold fair shares. Every relay computes its own from the same census: the owners in
-//! order of their names share the shards evenly. One with too many hands its surplus over, after
-//! what is in flight has ended; one with too few takes what is free or expired.
-//!
-//! # When things fail
-//!
-//! A lease is decided by the database's clock. Our own deadline counts from before the renewal was
-//! sent, on the monotonic clock, and a margin before it nothing more is handed to a transport: a
-//! relay that was paused, or cannot reach the database, falls silent before another takes over.
+//! Claim: heartbeats, renewals, taking shards and handing them over.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
+
+use posthaste_core::{
+    Error, ErrorKind, Result,
+    store::{Blocked, Census, Fetched, Held, Position, Relay as Identity, ShardLease, Store},
 };
 
-use posthaste_core::store::{Census, Held, Relay, RelayOrdering, ShardLease};
+use crate::{
+    driver::{Done, Driver, RETRY_PAUSE},
+    lanes::Origin,
+};
 
-/// The shards that this relay holds.
-#[derive(Debug)]
-pub(crate) struct Shards {
-    pub(crate) relay: Relay,
-    total: u16,
-    held: BTreeMap<u16, Mine>,
-    /// Until when the leases are ours for certain.
-    deadline: Option<Instant>,
-    lease: Duration,
-    margin: Duration,
+/// How far a relay may hand out events beyond what it has seen when it last reported. After a crash
+/// everything up to there is suspect, so it is not large; each report is a write, so it is not
+/// small.
+const RESERVE: i64 = 20_000;
+
+/// A heartbeat's answer, and that of the renewal that went with it.
+pub(crate) struct Tick {
+    census: Census,
+    renewed: Option<Renewed>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Mine {
-    epoch: i64,
-    /// Being handed over: the mark below which its next owner has nothing to look for.
-    handing_over: Option<i64>,
-    /// The first read since it was acquired is complete: the hot path may be used.
-    read_once: bool,
+struct Renewed {
+    asked: Vec<Held>,
+    asked_at: Instant,
+    still: Vec<u16>,
 }
 
-/// What to do after a census.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
-    /// Try to take these.
-    pub(crate) acquire: Vec<u16>,
-    /// Hand these over.
-    pub(crate) hand_over: Vec<u16>,
+/// New shards, with everything that must be known before the first event of theirs is handed out.
+pub(crate) struct Acquired {
+    leases: Vec<ShardLease>,
+    blocked: Vec<Blocked>,
+    late: Vec<Fetched>,
+    /// From the first of the late reads: whatever was not visible then is found later.
+    context: String,
 }
 
-impl Shards {
-    pub(crate) fn new(relay: Relay, total: u16, margin: Duration) -> Self {
-        let lease = relay.lease;
-        Self { relay, total, held: BTreeMap::new(), deadline: None, lease, margin }
+impl Driver {
+    pub(crate) fn tick(&mut self, now: Instant) {
+        let reserve_runs_out = !self.by_rows() && self.highest + RESERVE / 2 > self.reserved;
+        if self.ticking
+            || self.resting
+            || self.stopping.is_some()
+            || !(now >= self.tick_at || self.tick_now || reserve_runs_out)
+        {
+            return;
+        }
+        self.ticking = true;
+        self.tick_now = false;
+        // The census is cheap and comes often, so that what another relay leaves is taken soon;
+        // renewals write every lease and come at the heartbeat.
+        self.tick_at = now + self.config.heartbeat.min(self.config.idle_interval);
+        let renew = now >= self.renew_at;
+        if renew {
+            self.renew_at = now + self.config.heartbeat;
+        }
+        let reserved = self.highest + RESERVE;
+        let held = self.shards.held();
+        let mark = self.mark();
+        let leases = if self.by_rows() { self.lanes.leases() } else { Vec::new() };
+        let relay = self.shards.relay.clone();
+        let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
+        let by_rows = self.by_rows();
+        self.tasks.spawn(async move {
+            let tick = async {
+                let census = store.heartbeat(&relay, reserved).await?;
+                let mut renewed = None;
+                if renew {
+                    let asked_at = clock.now();
+                    let mut still = Vec::new();
+                    if by_rows {
+                        if !leases.is_empty() {
+                            store.renew_rows(&relay, &leases).await?;
+                        }
+                    } else if !held.is_empty() {
+                        still = store.renew(&relay, &held, &mark).await?;
+                    }
+                    renewed = Some(Renewed { asked: held, asked_at, still });
+                }
+                Ok(Tick { census, renewed })
+            }
+            .await;
+            Done::Tick { tick, reserved }
+        });
     }
 
-    pub(crate) fn total(&self) -> u16 {
-        self.total
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.held.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.held.is_empty()
-    }
-
-    /// What this relay should take and hand over, given who is alive. Shards whose old events are
-    /// still in flight here are left alone.
-    pub(crate) fn plan(&self, census: &Census, busy: &BTreeSet<u16>) -> Plan {
-        let me = self.relay.owner();
-        let free = |shard: &u16| {
-            census.owners.get(usize::from(*shard)).is_none_or(Option::is_none)
-                && !self.held.contains_key(shard)
-                && !busy.contains(shard)
+    pub(crate) fn ticked(&mut self, tick: Result<Tick>, reserved: i64, now: Instant) -> Result<()> {
+        self.ticking = false;
+        let Tick { census, renewed } = match tick {
+            Ok(tick) => tick,
+            Err(error) if error.kind() == ErrorKind::Schema => return Err(error),
+            Err(error) => {
+                self.database_failed("renewing leases", &error);
+                self.renew_at = now;
+                self.tick_at = now + RETRY_PAUSE;
+                return Ok(());
+            }
         };
-        let all = 0..self.total;
-        if self.relay.ordering == RelayOrdering::Global {
-            // Whoever holds shard 0 takes the rest; everybody else stands by.
-            let acquire = if self.held.contains_key(&0) {
-                all.filter(free).collect()
-            } else {
-                std::iter::once(0).filter(free).collect()
-            };
-            return Plan { acquire, hand_over: Vec::new() };
+        self.reserved = self.reserved.max(reserved);
+        if let Some((owner, ordering)) = self.shards.conflict(&census) {
+            return Err(Error::new(
+                ErrorKind::State,
+                format!(
+                    "relay {owner} works on this outbox with ordering {ordering}, this one was \
+                     asked for {}; stop that one first",
+                    self.config.ordering
+                ),
+            ));
         }
-        let share = share(census, &me, self.total);
-        let keeping = self.held.values().filter(|mine| mine.handing_over.is_none()).count();
-        if keeping > share {
-            let surplus = keeping - share;
-            let hand_over = self
-                .held
+        if self.by_rows() {
+            if let Some(renewed) = renewed {
+                self.rows_until = renewed.asked_at + self.config.lease;
+            }
+            self.acquired_once = true;
+            return Ok(());
+        }
+        if let Some(Renewed { asked, asked_at, still }) = renewed
+            && !asked.is_empty()
+        {
+            let lost = self.shards.renewed(&asked, &still, asked_at);
+            if !lost.is_empty() {
+                tracing::warn!(shards = lost.len(), "leases were lost to another relay");
+            }
+            self.lose(&lost);
+        }
+        if self.stopping.is_some() || self.acquiring {
+            return Ok(());
+        }
+        let plan = self.shards.plan(&census, &self.lanes.busy_shards());
+        if plan.acquire.is_empty() {
+            self.acquired_once = true;
+        } else {
+            self.acquire(plan.acquire);
+        }
+        let mark = self.mark().sequence;
+        for shard in plan.hand_over {
+            self.shards.hand_over(shard, mark);
+            self.lanes.close_shard(shard);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn acquire(&mut self, wanted: Vec<u16>) {
+        self.acquiring = true;
+        let relay = self.shards.relay.clone();
+        let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
+        self.tasks.spawn(async move {
+            let asked_at = clock.now();
+            let acquired = acquire(&*store, &relay, &wanted).await;
+            Done::Acquired { asked_at, acquired }
+        });
+    }
+
+    pub(crate) fn acquired(&mut self, asked_at: Instant, acquired: Result<Acquired>) {
+        self.acquiring = false;
+        self.acquired_once = true;
+        let Acquired { leases, blocked, late, context } = match acquired {
+            Ok(acquired) => acquired,
+            Err(error) => return self.database_failed("acquiring shards", &error),
+        };
+        let Some(mark) = leases.iter().map(|lease| lease.mark.sequence).min() else {
+            return;
+        };
+        tracing::debug!(
+            shards = leases.len(),
+            unclean = leases.iter().filter(|lease| lease.suspect_to.is_some()).count(),
+            "acquired"
+        );
+        self.shards.acquired(&leases, asked_at);
+        for lease in &leases {
+            self.lanes.open_shard(lease.held.shard, lease.suspect_to);
+        }
+        for lane in &blocked {
+            let shard = ((lane.key.0 as u64 >> 32) % u64::from(self.shards.total())) as u16;
+            self.lanes.block(shard, lane);
+        }
+        self.offer_all(late, Origin::Cold, None);
+        self.source.rewind(Position { sequence: mark, context });
+        // Global needs the rest before it can start; others may have left more.
+        self.tick_now = true;
+    }
+
+    pub(crate) fn hand_over(&mut self) {
+        if self.handing_over || self.stopping.is_some() || !self.shards.handing_over() {
+            return;
+        }
+        let held = self.shards.releasable(&self.lanes.busy_shards());
+        if held.is_empty() {
+            return;
+        }
+        self.handing_over = true;
+        let mark = self.mark();
+        let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
+        self.tasks.spawn(async move {
+            let result = store.release(&relay, &held, &mark).await;
+            Done::HandedOver { held, result }
+        });
+    }
+
+    /// Where the next owner of our shards would start.
+    pub(crate) fn mark(&self) -> Position {
+        let position = self.source.position();
+        let mut sequence = self.lanes.mark(position.sequence);
+        if let Some(mark) = self.shards.hand_over_mark() {
+            sequence = sequence.min(mark);
+        }
+        Position { sequence, context: position.context.clone() }
+    }
+
+    pub(crate) fn drop_expired(&mut self, now: Instant) {
+        let lost = self.shards.expire(now);
+        if !lost.is_empty() {
+            tracing::warn!(shards = lost.len(), "leases ran out before they could be renewed");
+            self.lose(&lost);
+        }
+        if self.by_rows() && now + self.config.margin() >= self.rows_until {
+            self.lanes.forget_claims();
+        }
+    }
+
+    pub(crate) fn lose(&mut self, lost: &BTreeSet<u16>) {
+        if lost.is_empty() {
+            return;
+        }
+        self.lanes.lose_shards(lost);
+        if self.shards.is_empty() {
+            self.source.reset();
+        }
+        self.tick_now = true;
+    }
+}
+
+/// Takes shards and learns all that must be known before their first event is handed out: which
+/// lanes are blocked, and what became visible behind the marks.
+async fn acquire(store: &dyn Store, relay: &Identity, wanted: &[u16]) -> Result<Acquired> {
+    let leases = store.acquire(relay, wanted).await?;
+    let look = async {
+        let mut late = Vec::new();
+        let mut context = None;
+        let mut marks: Vec<&Position> = leases.iter().map(|lease| &lease.mark).collect();
+        marks.sort_by(|a, b| (a.sequence, &a.context).cmp(&(b.sequence, &b.context)));
+        marks.dedup();
+        for mark in marks {
+            let shards: Vec<u16> = leases
                 .iter()
-                .rev()
-                .filter(|(_, mine)| mine.handing_over.is_none())
-                .map(|(shard, _)| *shard)
-                .take(surplus)
+                .filter(|lease| lease.mark == *mark)
+                .map(|lease| lease.held.shard)
                 .collect();
-            return Plan { acquire: Vec::new(), hand_over };
+            let page = store.read_late(&shards, mark).await?;
+            late.extend(page.rows);
+            context.get_or_insert(page.position.context);
         }
-        Plan { acquire: all.filter(free).take(share - keeping).collect(), hand_over: Vec::new() }
-    }
-
-    /// Another relay's ordering that does not go with ours.
-    pub(crate) fn conflict(&self, census: &Census) -> Option<(String, RelayOrdering)> {
-        census
-            .live
-            .iter()
-            .find(|other| other.ordering != self.relay.ordering)
-            .map(|other| (other.owner.clone(), other.ordering))
-    }
-
-    pub(crate) fn acquired(&mut self, leases: &[ShardLease], asked_at: Instant) {
-        for lease in leases {
-            let mine = Mine { epoch: lease.held.epoch, handing_over: None, read_once: false };
-            self.held.insert(lease.held.shard, mine);
+        let shards: Vec<u16> = leases.iter().map(|lease| lease.held.shard).collect();
+        let blocked =
+            if shards.is_empty() { Vec::new() } else { store.read_blocked(&shards).await? };
+        Ok((late, context.unwrap_or_default(), blocked))
+    };
+    match look.await {
+        Ok((late, context, blocked)) => Ok(Acquired { leases, blocked, late, context }),
+        Err(error) => {
+            // Without that knowledge they are of no use: give them back as they were.
+            for lease in &leases {
+                if let Err(error) = store.release(relay, &[lease.held], &lease.mark).await {
+                    tracing::warn!(%error, "a shard was not given back; its lease expires");
+                }
+            }
+            Err(error)
         }
-        if !leases.is_empty() {
-            // All leases share one deadline: the earliest.
-            let until = asked_at + self.lease;
-            self.deadline = Some(self.deadline.map_or(until, |known| known.min(until)));
-        }
-    }
-
-    /// The answer to a renewal of `asked`: gives what was lost.
-    pub(crate) fn renewed(
-        &mut self,
-        asked: &[Held],
-        still: &[u16],
-        asked_at: Instant,
-    ) -> BTreeSet<u16> {
-        let still: BTreeSet<u16> = still.iter().copied().collect();
-        let lost: BTreeSet<u16> =
-            asked.iter().map(|held| held.shard).filter(|shard| !still.contains(shard)).collect();
-        self.held.retain(|shard, _| !lost.contains(shard));
-        self.deadline = (!self.held.is_empty()).then(|| asked_at + self.lease);
-        lost
-    }
-
-    /// Takes all shards away whose lease can no longer be ours: gives them.
-    pub(crate) fn expire(&mut self, now: Instant) -> BTreeSet<u16> {
-        if self.deadline.is_some_and(|deadline| now >= deadline) {
-            self.deadline = None;
-            return std::mem::take(&mut self.held).into_keys().collect();
-        }
-        BTreeSet::new()
-    }
-
-    /// A settle was refused for these.
-    pub(crate) fn lost(&mut self, shards: &[u16]) -> BTreeSet<u16> {
-        shards.iter().copied().filter(|shard| self.held.remove(shard).is_some()).collect()
-    }
-
-    /// Whether events may be handed to a transport now.
-    pub(crate) fn may_dispatch(&self, now: Instant) -> bool {
-        let complete = self.relay.ordering != RelayOrdering::Global
-            || self.held.len() == usize::from(self.total);
-        complete && self.deadline.is_some_and(|deadline| now + self.margin < deadline)
-    }
-
-    pub(crate) fn hand_over(&mut self, shard: u16, mark: i64) {
-        if let Some(mine) = self.held.get_mut(&shard) {
-            mine.handing_over = Some(mark);
-        }
-    }
-
-    /// Shards that can be released now: being handed over and nothing of theirs under way.
-    pub(crate) fn releasable(&self, busy: &BTreeSet<u16>) -> Vec<Held> {
-        self.held
-            .iter()
-            .filter(|(shard, mine)| mine.handing_over.is_some() && !busy.contains(shard))
-            .map(|(shard, mine)| Held { shard: *shard, epoch: mine.epoch })
-            .collect()
-    }
-
-    pub(crate) fn handing_over(&self) -> bool {
-        self.held.values().any(|mine| mine.handing_over.is_some())
-    }
-
-    /// No mark may pass what was forgotten when a hand-over began.
-    pub(crate) fn hand_over_mark(&self) -> Option<i64> {
-        self.held.values().filter_map(|mine| mine.handing_over).min()
-    }
-
-    pub(crate) fn remove(&mut self, released: &[Held]) {
-        for held in released {
-            self.held.remove(&held.shard);
-        }
-        if self.held.is_empty() {
-            self.deadline = None;
-        }
-    }
-
-    pub(crate) fn held(&self) -> Vec<Held> {
-        self.held.iter().map(|(shard, mine)| Held { shard: *shard, epoch: mine.epoch }).collect()
-    }
-
-    pub(crate) fn epoch(&self, shard: u16) -> Option<i64> {
-        self.held.get(&shard).map(|mine| mine.epoch)
-    }
-
-    /// Shards whose events are read.
-    pub(crate) fn reading(&self) -> Vec<u16> {
-        self.held
-            .iter()
-            .filter(|(_, mine)| mine.handing_over.is_none())
-            .map(|(shard, _)| *shard)
-            .collect()
-    }
-
-    /// The reader has seen everything that was visible.
-    pub(crate) fn caught_up(&mut self) {
-        for mine in self.held.values_mut() {
-            mine.read_once = true;
-        }
-    }
-
-    /// Whether the hot path may be used for this shard.
-    pub(crate) fn takes_hot(&self, shard: u16) -> bool {
-        self.held.get(&shard).is_some_and(|mine| mine.read_once && mine.handing_over.is_none())
-    }
-}
-
-/// This relay's fair share: the owners in order of their names share evenly.
-fn share(census: &Census, me: &str, total: u16) -> usize {
-    let mut owners: Vec<&str> = census.live.iter().map(|live| live.owner.as_str()).collect();
-    if !owners.contains(&me) {
-        owners.push(me);
-    }
-    owners.sort_unstable();
-    let count = owners.len();
-    let place = owners.iter().position(|owner| *owner == me).unwrap_or(0);
-    usize::from(total) / count + usize::from(place < usize::from(total) % count)
-}
-
-#[cfg(test)]
-mod tests {
-    use posthaste_core::store::{LiveRelay, Position};
-    use uuid::Uuid;
-
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(30);
-
-    fn shards(name: &str, ordering: RelayOrdering) -> Shards {
-        let relay = Relay { name: name.to_owned(), instance: Uuid::nil(), ordering, lease: LEASE };
-        Shards::new(relay, 8, LEASE / 10)
-    }
-
-    fn census(live: &[&Shards], owners: [Option<&Shards>; 8]) -> Census {
-        Census {
-            live: live
-                .iter()
-                .map(|s| LiveRelay { owner: s.relay.owner(), ordering: s.relay.ordering })
-                .collect(),
-            owners: owners.iter().map(|o| o.map(|s| s.relay.owner())).collect(),
-        }
-    }
-
-    fn lease(shard: u16) -> ShardLease {
-        ShardLease { held: Held { shard, epoch: 1 }, mark: Position::default(), suspect_to: None }
-    }
-
-    #[test]
-    fn a_lone_relay_wants_every_shard() {
-        let a = shards("a", RelayOrdering::PerKey);
-        let plan = a.plan(&census(&[&a], [None; 8]), &BTreeSet::new());
-        assert_eq!(plan.acquire, (0..8).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn two_relays_hold_equal_shares_and_the_surplus_is_handed_over() {
-        let mut a = shards("a", RelayOrdering::PerKey);
-        let b = shards("b", RelayOrdering::PerKey);
-        a.acquired(&(0..8).map(lease).collect::<Vec<_>>(), Instant::now());
-        let seen = census(&[&a, &b], [Some(&a); 8]);
-        assert_eq!(a.plan(&seen, &BTreeSet::new()).hand_over, [7, 6, 5, 4]);
-        assert_eq!(b.plan(&seen, &BTreeSet::new()), Plan::default());
-    }
-
-    #[test]
-    fn a_shard_with_orphans_in_flight_is_not_taken_back() {
-        let a = shards("a", RelayOrdering::PerKey);
-        let plan = a.plan(&census(&[&a], [None; 8]), &BTreeSet::from([0, 1, 2]));
-        assert_eq!(plan.acquire, [3, 4, 5, 6, 7]);
-    }
-
-    #[test]
-    fn under_global_only_the_holder_of_shard_zero_takes_more() {
-        let mut a = shards("a", RelayOrdering::Global);
-        let b = shards("b", RelayOrdering::Global);
-        assert_eq!(a.plan(&census(&[&a, &b], [None; 8]), &BTreeSet::new()).acquire, [0]);
-        a.acquired(&[lease(0)], Instant::now());
-        assert!(!a.may_dispatch(Instant::now()));
-        let mut owners = [None; 8];
-        owners[0] = Some(&a);
-        let seen = census(&[&a, &b], owners);
-        assert_eq!(a.plan(&seen, &BTreeSet::new()).acquire, (1..8).collect::<Vec<_>>());
-        assert_eq!(b.plan(&seen, &BTreeSet::new()), Plan::default());
-    }
-
-    #[test]
-    fn nothing_is_dispatched_in_the_margin_before_the_deadline() {
-        let mut a = shards("a", RelayOrdering::PerKey);
-        let asked_at = Instant::now();
-        a.acquired(&[lease(0)], asked_at);
-        assert!(a.may_dispatch(asked_at + LEASE * 8 / 10));
-        assert!(!a.may_dispatch(asked_at + LEASE * 9 / 10));
-        assert_eq!(a.expire(asked_at + LEASE), BTreeSet::from([0]));
-        assert!(a.is_empty());
     }
 }

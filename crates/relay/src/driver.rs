@@ -11,11 +11,11 @@ use std::{
 };
 
 use posthaste_core::{
-    Envelope, Error, ErrorKind, Result,
+    Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, Census, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity,
-        RelayOrdering, RowLease, SettleReport, ShardLease, Store, Wait,
+        Blocked, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity,
+        RelayOrdering, RowLease, SettleReport, Store,
     },
     transport::{Outcome, Transport},
 };
@@ -27,24 +27,19 @@ use uuid::Uuid;
 
 use crate::{
     Committed, Config, Stats,
-    claim::Shards,
-    dispatch,
+    claim::{Acquired, Tick},
     hot::HotPath,
-    lanes::{LaneId, Lanes, Offered, Origin, RELEASE_LIMIT, Rules},
+    lanes::{LaneId, Lanes, Origin, Rules},
     settle::Batch,
+    shards::Shards,
     source::{NextRead, Source},
 };
 
-/// How far a relay may hand out events beyond what it has seen when it last reported. After a crash
-/// everything up to there is suspect, so it is not large; each report is a write, so it is not
-/// small.
-const RESERVE: i64 = 20_000;
-
 /// Pause before something that failed for want of a database is tried again.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// What came back.
-enum Done {
+pub(crate) enum Done {
     Ahead { read: u64, generation: u64, page: Result<Page> },
     Late { read: u64, generation: u64, page: Result<Page> },
     Due { read: u64, limit: usize, due: Result<Due> },
@@ -59,27 +54,6 @@ enum Done {
     HandedOver { held: Vec<Held>, result: Result<()> },
     Unblocked { blocked: Result<Vec<Blocked>> },
     Rested,
-}
-
-/// A heartbeat's answer, and that of the renewal that went with it.
-struct Tick {
-    census: Census,
-    renewed: Option<Renewed>,
-}
-
-struct Renewed {
-    asked: Vec<Held>,
-    asked_at: Instant,
-    still: Vec<u16>,
-}
-
-/// New shards, with everything that must be known before the first event of theirs is handed out.
-struct Acquired {
-    leases: Vec<ShardLease>,
-    blocked: Vec<Blocked>,
-    late: Vec<Fetched>,
-    /// Taken before the late reads, so that whatever they cannot see yet is found later.
-    context: String,
 }
 
 /// What a relay is made of.
@@ -101,47 +75,47 @@ pub(crate) struct Wires {
 }
 
 pub(crate) struct Driver {
-    store: Arc<dyn Store>,
-    transport: Arc<dyn Transport>,
-    clock: Arc<dyn Clock>,
-    config: Config,
-    wires: Wires,
-    once: bool,
-    tasks: JoinSet<Done>,
-    lanes: Lanes,
-    source: Source,
-    shards: Shards,
-    max_batch: usize,
-    keep_sent: bool,
-    publishing: usize,
-    settling: bool,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) config: Config,
+    pub(crate) wires: Wires,
+    pub(crate) once: bool,
+    pub(crate) tasks: JoinSet<Done>,
+    pub(crate) lanes: Lanes,
+    pub(crate) source: Source,
+    pub(crate) shards: Shards,
+    pub(crate) max_batch: usize,
+    pub(crate) keep_sent: bool,
+    pub(crate) publishing: usize,
+    pub(crate) settling: bool,
     /// A settle that failed, to be repeated before any other.
-    unwritten: Option<Batch>,
-    resting: bool,
-    ticking: bool,
-    tick_at: Instant,
-    renew_at: Instant,
+    pub(crate) unwritten: Option<Batch>,
+    pub(crate) resting: bool,
+    pub(crate) ticking: bool,
+    pub(crate) tick_at: Instant,
+    pub(crate) renew_at: Instant,
     /// A reservation is wanted before its turn.
-    tick_now: bool,
-    reserved: i64,
-    highest: i64,
-    acquiring: bool,
-    acquired_once: bool,
-    handing_over: bool,
-    hot_reads: usize,
-    claims: u64,
+    pub(crate) tick_now: bool,
+    pub(crate) reserved: i64,
+    pub(crate) highest: i64,
+    pub(crate) acquiring: bool,
+    pub(crate) acquired_once: bool,
+    pub(crate) handing_over: bool,
+    pub(crate) hot_reads: usize,
+    pub(crate) claims: u64,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
-    expired: Option<i64>,
+    pub(crate) expired: Option<i64>,
     /// Until when the row leases are ours for certain.
-    rows_until: Instant,
-    unblocking: bool,
-    stopping: Option<Stopping>,
+    pub(crate) rows_until: Instant,
+    pub(crate) unblocking: bool,
+    pub(crate) stopping: Option<Stopping>,
 }
 
 /// A graceful stop under way.
-struct Stopping {
-    until: Instant,
-    mark: i64,
+pub(crate) struct Stopping {
+    pub(crate) until: Instant,
+    pub(crate) mark: i64,
 }
 
 impl Driver {
@@ -237,14 +211,12 @@ impl Driver {
         self.finish().await
     }
 
-    fn by_rows(&self) -> bool {
+    pub(crate) fn by_rows(&self) -> bool {
         self.config.ordering == RelayOrdering::None
     }
 
-    // ---- what to start ------------------------------------------------------------------------
-
     /// Asks every stage what it wants to start.
-    fn pump(&mut self) {
+    pub(crate) fn pump(&mut self) {
         let now = self.clock.now();
         self.drop_expired(now);
         self.settle();
@@ -259,276 +231,7 @@ impl Driver {
         self.hand_over();
     }
 
-    fn drop_expired(&mut self, now: Instant) {
-        let lost = self.shards.expire(now);
-        if !lost.is_empty() {
-            tracing::warn!(shards = lost.len(), "leases ran out before they could be renewed");
-            self.lose(&lost);
-        }
-        if self.by_rows() && now + self.config.margin() >= self.rows_until {
-            self.lanes.forget_claims();
-        }
-    }
-
-    fn lose(&mut self, lost: &BTreeSet<u16>) {
-        if lost.is_empty() {
-            return;
-        }
-        self.lanes.lose_shards(lost);
-        if self.shards.is_empty() {
-            self.source.reset();
-        }
-        self.tick_now = true;
-    }
-
-    fn settle(&mut self) {
-        if self.settling || self.resting {
-            return;
-        }
-        let batch = if let Some(batch) = self.unwritten.take() {
-            batch
-        } else {
-            let unsettled = self.lanes.next_settlements(self.config.batch);
-            let (batch, stale) = Batch::fence(unsettled, &self.shards);
-            self.lanes.refused(stale);
-            batch
-        };
-        if batch.is_empty() {
-            return;
-        }
-        self.settling = true;
-        let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
-        self.tasks.spawn(async move {
-            let report = batch.write(&*store, keep_sent).await;
-            Done::Settled { batch, report }
-        });
-    }
-
-    fn dispatch(&mut self, now: Instant) {
-        let allowed = if self.by_rows() {
-            now + self.config.margin() < self.rows_until
-        } else {
-            self.shards.may_dispatch(now)
-        };
-        // A stop lets what is in flight end; it starts nothing new.
-        if !allowed || self.stopping.is_some() {
-            return;
-        }
-        let reserved = if self.by_rows() { i64::MAX } else { self.reserved };
-        while self.publishing < self.config.concurrency
-            && self.lanes.unsettled() < 4 * self.config.batch
-        {
-            let (batch, need_reserve) = self.lanes.next_batch(self.max_batch, reserved);
-            self.tick_now |= need_reserve;
-            if batch.is_empty() {
-                break;
-            }
-            self.publishing += 1;
-            let transport = Arc::clone(&self.transport);
-            let timeout = self.config.dispatch_timeout;
-            self.tasks.spawn(async move { publish(&*transport, batch, timeout).await });
-        }
-    }
-
-    fn release(&mut self) {
-        for (lane, destination) in self.lanes.next_releases() {
-            let read = self.lanes.read_began();
-            let store = Arc::clone(&self.store);
-            self.tasks.spawn(async move {
-                let rows = match store.read_held(&destination, lane.key, RELEASE_LIMIT).await {
-                    Ok(rows) => Some(rows),
-                    Err(error) => {
-                        tracing::warn!(%error, "held events could not be read; trying again");
-                        tokio::time::sleep(RETRY_PAUSE).await;
-                        None
-                    }
-                };
-                Done::Released { read, lane, rows }
-            });
-        }
-    }
-
-    fn read(&mut self, now: Instant) {
-        if !self.by_rows() && self.shards.reading().is_empty() {
-            return;
-        }
-        let room = self.lanes.cold_room(self.config.cold_queue);
-        let Some(next) = self.source.next(now, self.config.batch, room) else {
-            return;
-        };
-        self.lanes.stats.polls += 1;
-        if self.by_rows() {
-            self.claim(next);
-            return;
-        }
-        let read = self.lanes.read_began();
-        let generation = self.source.generation();
-        let shards = self.shards.reading();
-        let store = Arc::clone(&self.store);
-        self.tasks.spawn(async move {
-            match next {
-                NextRead::Ahead(from, limit) => {
-                    let page = store.read_ahead(&shards, &from, limit).await;
-                    Done::Ahead { read, generation, page }
-                }
-                NextRead::Late(from) => {
-                    let page = store.read_late(&shards, &from).await;
-                    Done::Late { read, generation, page }
-                }
-                NextRead::Due(limit) => {
-                    let due = store.read_due(&shards, limit).await;
-                    Done::Due { read, limit, due }
-                }
-            }
-        });
-    }
-
-    /// Row leases: the same three reads, each of which claims what it finds.
-    fn claim(&mut self, next: NextRead) {
-        let claim = self.next_claim();
-        let relay = self.shards.relay.clone();
-        let store = Arc::clone(&self.store);
-        self.expired = self.expired.filter(|sequence| self.lanes.in_hand(*sequence));
-        let may_claim_expired = self.expired.is_none();
-        let limit = self.config.batch;
-        self.tasks.spawn(async move {
-            let rows = match &next {
-                NextRead::Ahead(from, limit) => store
-                    .claim(&relay, &claim, from, *limit)
-                    .await
-                    .map(|claimed| (claimed.rows, claimed.position)),
-                NextRead::Late(from) => store
-                    .claim_late(&relay, &claim, from, limit)
-                    .await
-                    .map(|claimed| (claimed.rows, claimed.position)),
-                // One at a time: an event whose dispatch kills its process is alone when it does.
-                NextRead::Due(_) if may_claim_expired => {
-                    store.claim_expired(&relay, &claim).await.map(|row| {
-                        let rows = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
-                        (rows.into_iter().collect(), Position::default())
-                    })
-                }
-                NextRead::Due(_) => Ok((Vec::new(), Position::default())),
-            };
-            Done::Claimed { claim, next, rows }
-        });
-    }
-
-    fn next_claim(&mut self) -> Arc<RowLease> {
-        self.claims += 1;
-        Arc::new(RowLease { token: format!("{}/{}", self.shards.relay.owner(), self.claims) })
-    }
-
-    /// Under `global` nothing tells that an operator removed what blocks the one lane: ask.
-    fn unblock(&mut self) {
-        if self.config.ordering != RelayOrdering::Global
-            || self.unblocking
-            || !self.source.exhausted()
-            || !self.lanes.blocked()
-            || self.lanes.in_flight() > 0
-            || self.lanes.unsettled() > 0
-            || self.settling
-        {
-            return;
-        }
-        self.unblocking = true;
-        let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
-        let pause = self.config.busy_interval;
-        self.tasks.spawn(async move {
-            tokio::time::sleep(pause).await;
-            Done::Unblocked { blocked: store.read_blocked(&shards).await }
-        });
-    }
-
-    fn tick(&mut self, now: Instant) {
-        let reserve_runs_out = !self.by_rows() && self.highest + RESERVE / 2 > self.reserved;
-        if self.ticking
-            || self.resting
-            || self.stopping.is_some()
-            || !(now >= self.tick_at || self.tick_now || reserve_runs_out)
-        {
-            return;
-        }
-        self.ticking = true;
-        self.tick_now = false;
-        // The census is cheap and comes often, so that what another relay leaves is taken soon;
-        // renewals write every lease and come at the heartbeat.
-        self.tick_at = now + self.config.heartbeat.min(self.config.idle_interval);
-        let renew = now >= self.renew_at;
-        if renew {
-            self.renew_at = now + self.config.heartbeat;
-        }
-        let reserved = self.highest + RESERVE;
-        let held = self.shards.held();
-        let mark = self.mark();
-        let leases = if self.by_rows() { self.lanes.leases() } else { Vec::new() };
-        let relay = self.shards.relay.clone();
-        let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
-        let by_rows = self.by_rows();
-        self.tasks.spawn(async move {
-            let tick = async {
-                let census = store.heartbeat(&relay, reserved).await?;
-                let mut renewed = None;
-                if renew {
-                    let asked_at = clock.now();
-                    let mut still = Vec::new();
-                    if by_rows {
-                        if !leases.is_empty() {
-                            store.renew_rows(&relay, &leases).await?;
-                        }
-                    } else if !held.is_empty() {
-                        still = store.renew(&relay, &held, &mark).await?;
-                    }
-                    renewed = Some(Renewed { asked: held, asked_at, still });
-                }
-                Ok(Tick { census, renewed })
-            }
-            .await;
-            Done::Tick { tick, reserved }
-        });
-    }
-
-    /// Where the next owner of our shards would start.
-    fn mark(&self) -> Position {
-        let position = self.source.position();
-        let mut sequence = self.lanes.mark(position.sequence);
-        if let Some(mark) = self.shards.hand_over_mark() {
-            sequence = sequence.min(mark);
-        }
-        Position { sequence, context: position.context.clone() }
-    }
-
-    fn acquire(&mut self, wanted: Vec<u16>) {
-        self.acquiring = true;
-        let relay = self.shards.relay.clone();
-        let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
-        self.tasks.spawn(async move {
-            let asked_at = clock.now();
-            let acquired = acquire(&*store, &relay, &wanted).await;
-            Done::Acquired { asked_at, acquired }
-        });
-    }
-
-    fn hand_over(&mut self) {
-        if self.handing_over || self.stopping.is_some() || !self.shards.handing_over() {
-            return;
-        }
-        let held = self.shards.releasable(&self.lanes.busy_shards());
-        if held.is_empty() {
-            return;
-        }
-        self.handing_over = true;
-        let mark = self.mark();
-        let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
-        self.tasks.spawn(async move {
-            let result = store.release(&relay, &held, &mark).await;
-            Done::HandedOver { held, result }
-        });
-    }
-
-    // ---- what came back -----------------------------------------------------------------------
-
-    fn receive(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<()> {
+    pub(crate) fn receive(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<()> {
         let done = done.map_err(|error| {
             Error::new(ErrorKind::State, "a task of the relay ended unexpectedly")
                 .with_source(error)
@@ -633,7 +336,7 @@ impl Driver {
     }
 
     /// The answer to a read, or `None` and a pause when the database failed.
-    fn came<T>(&mut self, answer: Result<T>, doing: &str, now: Instant) -> Option<T> {
+    pub(crate) fn came<T>(&mut self, answer: Result<T>, doing: &str, now: Instant) -> Option<T> {
         match answer {
             Ok(answer) => Some(answer),
             Err(error) => {
@@ -644,274 +347,12 @@ impl Driver {
         }
     }
 
-    fn database_failed(&mut self, doing: &str, error: &Error) {
+    pub(crate) fn database_failed(&mut self, doing: &str, error: &Error) {
         self.lanes.stats.database_errors += 1;
         tracing::warn!(%error, "{doing} failed; trying again");
     }
 
-    fn offer_all(
-        &mut self,
-        rows: Vec<Fetched>,
-        origin: Origin,
-        claim: Option<&Arc<RowLease>>,
-    ) -> usize {
-        let mut news = 0;
-        for row in rows {
-            self.highest = self.highest.max(row.sequence);
-            news += usize::from(self.lanes.offer(row, origin, claim) != Offered::Ignored);
-        }
-        self.lanes.stats.cold_enqueued += news as u64;
-        news
-    }
-
-    fn claimed(
-        &mut self,
-        claim: &Arc<RowLease>,
-        next: &NextRead,
-        rows: Result<(Vec<Fetched>, Position)>,
-        now: Instant,
-    ) {
-        let Some((rows, position)) = self.came(rows, "claiming", now) else {
-            return;
-        };
-        if matches!(next, NextRead::Due(_)) {
-            self.expired = self.expired.or(rows.first().map(|row| row.sequence));
-        }
-        let count = rows.len();
-        let news = self.offer_all(rows, Origin::Cold, Some(claim));
-        match next {
-            NextRead::Ahead(_, limit) => {
-                let page = Page { rows: Vec::new(), position, caught_up: count < *limit };
-                self.source.read_ahead(&page, self.source.generation(), news);
-            }
-            NextRead::Late(_) => {
-                let page = Page { rows: Vec::new(), position, caught_up: true };
-                self.source.read_late(&page, self.source.generation(), news);
-            }
-            NextRead::Due(_) => {
-                let due = Due { rows: Vec::new(), next: None };
-                self.source.read_due(&due, now, news > 0, news);
-            }
-        }
-    }
-
-    fn settled(&mut self, batch: Batch, report: Result<SettleReport>) {
-        self.settling = false;
-        match report {
-            Ok(report) => {
-                if !report.refused.is_empty() {
-                    tracing::warn!(
-                        events = report.refused.len(),
-                        shards = ?report.stale_shards,
-                        "settle refused: the lease was lost"
-                    );
-                }
-                let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
-                self.lanes.refused(report.refused);
-                self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)));
-                for wait in batch.waits() {
-                    self.source.expect_due(self.clock.now() + wait);
-                }
-                let lost = self.shards.lost(&report.stale_shards);
-                self.lose(&lost);
-            }
-            Err(error) => {
-                self.database_failed("settling", &error);
-                // Outcomes stay as they are and are written again.
-                self.unwritten = Some(batch);
-                self.rest();
-            }
-        }
-    }
-
-    /// A pause before the database is asked to write again.
-    fn rest(&mut self) {
-        if !self.resting {
-            self.resting = true;
-            self.tasks.spawn(async {
-                tokio::time::sleep(RETRY_PAUSE).await;
-                Done::Rested
-            });
-        }
-    }
-
-    fn ticked(&mut self, tick: Result<Tick>, reserved: i64, now: Instant) -> Result<()> {
-        self.ticking = false;
-        let Tick { census, renewed } = match tick {
-            Ok(tick) => tick,
-            Err(error) if error.kind() == ErrorKind::Schema => return Err(error),
-            Err(error) => {
-                self.database_failed("renewing leases", &error);
-                self.renew_at = now;
-                self.tick_at = now + RETRY_PAUSE;
-                return Ok(());
-            }
-        };
-        self.reserved = self.reserved.max(reserved);
-        if let Some((owner, ordering)) = self.shards.conflict(&census) {
-            return Err(Error::new(
-                ErrorKind::State,
-                format!(
-                    "relay {owner} works on this outbox with ordering {ordering}, this one was \
-                     asked for {}; stop that one first",
-                    self.config.ordering
-                ),
-            ));
-        }
-        if self.by_rows() {
-            if let Some(renewed) = renewed {
-                self.rows_until = renewed.asked_at + self.config.lease;
-            }
-            self.acquired_once = true;
-            return Ok(());
-        }
-        if let Some(Renewed { asked, asked_at, still }) = renewed
-            && !asked.is_empty()
-        {
-            let lost = self.shards.renewed(&asked, &still, asked_at);
-            if !lost.is_empty() {
-                tracing::warn!(shards = lost.len(), "leases were lost to another relay");
-            }
-            self.lose(&lost);
-        }
-        if self.stopping.is_some() || self.acquiring {
-            return Ok(());
-        }
-        let plan = self.shards.plan(&census, &self.lanes.busy_shards());
-        if plan.acquire.is_empty() {
-            self.acquired_once = true;
-        } else {
-            self.acquire(plan.acquire);
-        }
-        let mark = self.mark().sequence;
-        for shard in plan.hand_over {
-            self.shards.hand_over(shard, mark);
-            self.lanes.close_shard(shard);
-        }
-        Ok(())
-    }
-
-    fn acquired(&mut self, asked_at: Instant, acquired: Result<Acquired>) {
-        self.acquiring = false;
-        self.acquired_once = true;
-        let Acquired { leases, blocked, late, context } = match acquired {
-            Ok(acquired) => acquired,
-            Err(error) => return self.database_failed("acquiring shards", &error),
-        };
-        let Some(mark) = leases.iter().map(|lease| lease.mark.sequence).min() else {
-            return;
-        };
-        tracing::debug!(
-            shards = leases.len(),
-            unclean = leases.iter().filter(|lease| lease.suspect_to.is_some()).count(),
-            "acquired"
-        );
-        self.shards.acquired(&leases, asked_at);
-        for lease in &leases {
-            self.lanes.open_shard(lease.held.shard, lease.suspect_to);
-        }
-        for lane in &blocked {
-            let shard = ((lane.key.0 as u64 >> 32) % u64::from(self.shards.total())) as u16;
-            self.lanes.block(shard, lane);
-        }
-        self.offer_all(late, Origin::Cold, None);
-        self.source.rewind(Position { sequence: mark, context });
-        // Global needs the rest before it can start; others may have left more.
-        self.tick_now = true;
-    }
-
-    // ---- hot path -----------------------------------------------------------------------------
-
-    /// The writer's process has committed these.
-    fn hot(&mut self, events: Vec<Committed>) {
-        let mut events = events;
-        while let Ok(more) = self.wires.hot.try_recv() {
-            events.extend(more);
-        }
-        let room = self.lanes.hot_room(self.config.hot_queue);
-        if self.by_rows() {
-            let fits = events.len().min(room);
-            self.drop_hot(events.len() - fits);
-            let sequences: Vec<i64> = events[..fits].iter().map(|e| e.sequence).collect();
-            self.claim_hot(sequences);
-            return;
-        }
-        let total = u32::from(self.shards.total());
-        let (ours, others): (Vec<_>, Vec<_>) =
-            events.into_iter().partition(|e| self.shards.takes_hot((e.hash % total) as u16));
-        if !others.is_empty() {
-            self.wake_others();
-        }
-        let fits = ours.len().min(room);
-        self.drop_hot(ours.len() - fits);
-        if fits == 0 {
-            return;
-        }
-        self.hot_reads += 1;
-        let sequences: Vec<i64> = ours[..fits].iter().map(|e| e.sequence).collect();
-        let read = self.lanes.read_began();
-        let store = Arc::clone(&self.store);
-        self.tasks.spawn(async move { Done::Hot { read, rows: store.read_hot(&sequences).await } });
-    }
-
-    fn claim_hot(&mut self, sequences: Vec<i64>) {
-        if sequences.is_empty() {
-            return;
-        }
-        self.hot_reads += 1;
-        let claim = self.next_claim();
-        let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
-        self.tasks.spawn(async move {
-            let rows = store.claim_hot(&relay, &claim, &sequences).await;
-            Done::HotClaimed { claim, rows }
-        });
-    }
-
-    fn drop_hot(&mut self, count: usize) {
-        if count > 0 {
-            self.wires.hot_path.dropped.fetch_add(count as u64, Atomic::Relaxed);
-            tracing::warn!(events = count, "hot queue is full; left to the poller");
-            self.source.wake();
-        }
-    }
-
-    /// Rows of the hot path go to their lanes only when the key's previous event is settled or in
-    /// our hands; otherwise the cursor brings them in order.
-    fn offer_hot(&mut self, rows: Vec<HotRow>) {
-        for HotRow { row, previous } in rows {
-            let safe = previous.is_none_or(|previous| self.lanes.in_hand(previous))
-                && self.shards.takes_hot(row.shard);
-            if safe {
-                self.highest = self.highest.max(row.sequence);
-                let offered = self.lanes.offer(row, Origin::Hot, None);
-                self.lanes.stats.hot_enqueued += u64::from(offered != Offered::Ignored);
-            } else {
-                self.source.wake();
-            }
-        }
-    }
-
-    /// Shards of other relays: they are woken, and so is our own cursor, for what was not ready.
-    fn wake_others(&mut self) {
-        self.source.wake();
-        let store = Arc::clone(&self.store);
-        tokio::spawn(async move {
-            if let Err(error) = store.notify().await {
-                tracing::debug!(%error, "other relays were not woken; they poll");
-            }
-        });
-    }
-
-    // ---- rows, timers, ends -------------------------------------------------------------------
-
-    /// Row leases start at the lowest mark: everything before is settled.
-    async fn start_rows(&mut self) -> Result<()> {
-        let mark = self.store.shards().await?.iter().map(|shard| shard.mark).min().unwrap_or(0);
-        self.source.rewind(Position { sequence: mark, context: String::new() });
-        Ok(())
-    }
-
-    fn until_timer(&self) -> Duration {
+    pub(crate) fn until_timer(&self) -> Duration {
         let now = self.clock.now();
         let mut until = self.tick_at;
         if self.stopping.is_none() {
@@ -924,7 +365,7 @@ impl Driver {
         until.saturating_duration_since(now).max(Duration::from_millis(1))
     }
 
-    fn publish_stats(&mut self) {
+    pub(crate) fn publish_stats(&mut self) {
         let mut stats = self.lanes.stats;
         stats.hot_dropped = self.wires.hot_path.dropped.load(Atomic::Relaxed);
         stats.shards_owned = self.shards.len() as u16;
@@ -940,110 +381,5 @@ impl Driver {
             *known = stats;
             changed
         });
-    }
-
-    fn finished(&self) -> bool {
-        match &self.stopping {
-            Some(stopping) => {
-                let drained = self.lanes.in_flight() == 0
-                    && self.lanes.unsettled() == 0
-                    && !self.settling
-                    && self.unwritten.is_none()
-                    && !self.acquiring
-                    && !self.handing_over;
-                drained || self.clock.now() >= stopping.until
-            }
-            None if self.once => {
-                let stats = *self.wires.stats.borrow();
-                let nothing_owned = self.acquired_once
-                    && !self.acquiring
-                    && !self.by_rows()
-                    && self.shards.reading().is_empty();
-                stats.idle || nothing_owned
-            }
-            None => false,
-        }
-    }
-
-    /// Claims end; what is in flight may end; what waits is forgotten or given back.
-    fn begin_stop(&mut self) {
-        let mark = self.mark().sequence;
-        self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
-        if self.by_rows() {
-            self.lanes.give_back();
-        } else {
-            for held in self.shards.held() {
-                self.lanes.close_shard(held.shard);
-            }
-        }
-    }
-
-    async fn finish(mut self) -> Result<Stats> {
-        let mut mark = self.mark();
-        if let Some(stopping) = &self.stopping {
-            mark.sequence = mark.sequence.min(stopping.mark);
-        }
-        self.tasks.abort_all();
-        let held = self.shards.held();
-        let relay = self.shards.relay.clone();
-        let end = async {
-            if !held.is_empty() {
-                self.store.release(&relay, &held, &mark).await?;
-            }
-            self.store.retire(&relay).await?;
-            self.store.notify().await
-        };
-        match tokio::time::timeout(self.config.drain.max(Duration::from_secs(1)), end).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "leases were not released; they expire"),
-            Err(_) => tracing::warn!("leases were not released in time; they expire"),
-        }
-        self.publish_stats();
-        Ok(*self.wires.stats.borrow())
-    }
-}
-
-async fn publish(transport: &dyn Transport, batch: Vec<Envelope>, timeout: Duration) -> Done {
-    let outcomes = dispatch::publish(transport, &batch, timeout).await;
-    let sequences = batch.iter().map(|envelope| envelope.sequence);
-    Done::Published { outcomes: sequences.zip(outcomes).collect() }
-}
-
-/// Takes shards and learns all that must be known before their first event is handed out: which
-/// lanes are blocked, and what became visible behind the marks.
-async fn acquire(store: &dyn Store, relay: &Identity, wanted: &[u16]) -> Result<Acquired> {
-    let leases = store.acquire(relay, wanted).await?;
-    let look = async {
-        let mut late = Vec::new();
-        let mut context = None;
-        let mut marks: Vec<&Position> = leases.iter().map(|lease| &lease.mark).collect();
-        marks.sort_by(|a, b| (a.sequence, &a.context).cmp(&(b.sequence, &b.context)));
-        marks.dedup();
-        for mark in marks {
-            let shards: Vec<u16> = leases
-                .iter()
-                .filter(|lease| lease.mark == *mark)
-                .map(|lease| lease.held.shard)
-                .collect();
-            let page = store.read_late(&shards, mark).await?;
-            late.extend(page.rows);
-            context.get_or_insert(page.position.context);
-        }
-        let shards: Vec<u16> = leases.iter().map(|lease| lease.held.shard).collect();
-        let blocked =
-            if shards.is_empty() { Vec::new() } else { store.read_blocked(&shards).await? };
-        Ok((late, context.unwrap_or_default(), blocked))
-    };
-    match look.await {
-        Ok((late, context, blocked)) => Ok(Acquired { leases, blocked, late, context }),
-        Err(error) => {
-            // Without that knowledge they are of no use: give them back as they were.
-            for lease in &leases {
-                if let Err(error) = store.release(relay, &[lease.held], &lease.mark).await {
-                    tracing::warn!(%error, "a shard was not given back; its lease expires");
-                }
-            }
-            Err(error)
-        }
     }
 }

@@ -8,8 +8,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use posthaste_core::{Event, key::shard_hash};
+use posthaste_core::{Event, key::shard_hash, store::HotRow};
 use tokio::sync::{Notify, mpsc};
+
+use crate::{
+    driver::{Done, Driver},
+    lanes::{Offered, Origin},
+};
 
 /// An event that was committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,5 +58,74 @@ impl HotPath {
     /// Something was committed, but what is unknown: the relay is only woken.
     pub fn wake(&self) {
         self.wake.notify_one();
+    }
+}
+
+impl Driver {
+    /// The writer's process has committed these.
+    pub(crate) fn hot(&mut self, events: Vec<Committed>) {
+        let mut events = events;
+        while let Ok(more) = self.wires.hot.try_recv() {
+            events.extend(more);
+        }
+        let room = self.lanes.hot_room(self.config.hot_queue);
+        if self.by_rows() {
+            let fits = events.len().min(room);
+            self.drop_hot(events.len() - fits);
+            let sequences: Vec<i64> = events[..fits].iter().map(|e| e.sequence).collect();
+            self.claim_hot(sequences);
+            return;
+        }
+        let total = u32::from(self.shards.total());
+        let (ours, others): (Vec<_>, Vec<_>) =
+            events.into_iter().partition(|e| self.shards.takes_hot((e.hash % total) as u16));
+        if !others.is_empty() {
+            self.wake_others();
+        }
+        let fits = ours.len().min(room);
+        self.drop_hot(ours.len() - fits);
+        if fits == 0 {
+            return;
+        }
+        self.hot_reads += 1;
+        let sequences: Vec<i64> = ours[..fits].iter().map(|e| e.sequence).collect();
+        let read = self.lanes.read_began();
+        let store = Arc::clone(&self.store);
+        self.tasks.spawn(async move { Done::Hot { read, rows: store.read_hot(&sequences).await } });
+    }
+
+    /// Rows of the hot path go to their lanes only when the key's previous event is settled or in
+    /// our hands; otherwise the cursor brings them in order.
+    pub(crate) fn offer_hot(&mut self, rows: Vec<HotRow>) {
+        for HotRow { row, previous } in rows {
+            let safe = previous.is_none_or(|previous| self.lanes.in_hand(previous))
+                && self.shards.takes_hot(row.shard);
+            if safe {
+                self.highest = self.highest.max(row.sequence);
+                let offered = self.lanes.offer(row, Origin::Hot, None);
+                self.lanes.stats.hot_enqueued += u64::from(offered != Offered::Ignored);
+            } else {
+                self.source.wake();
+            }
+        }
+    }
+
+    pub(crate) fn drop_hot(&mut self, count: usize) {
+        if count > 0 {
+            self.wires.hot_path.dropped.fetch_add(count as u64, Ordering::Relaxed);
+            tracing::warn!(events = count, "hot queue is full; left to the poller");
+            self.source.wake();
+        }
+    }
+
+    /// Shards of other relays: they are woken, and so is our own cursor, for what was not ready.
+    pub(crate) fn wake_others(&mut self) {
+        self.source.wake();
+        let store = Arc::clone(&self.store);
+        tokio::spawn(async move {
+            if let Err(error) = store.notify().await {
+                tracing::debug!(%error, "other relays were not woken; they poll");
+            }
+        });
     }
 }

@@ -22,6 +22,10 @@ mod source;
 
 mod claim;
 
+mod shards;
+
+mod rows;
+
 pub mod lanes;
 
 mod dispatch;
@@ -29,6 +33,8 @@ mod dispatch;
 mod settle;
 
 mod purge;
+
+mod stop;
 
 mod driver;
 

@@ -5,14 +5,22 @@
 //! A settle that fails is repeated until the lease is lost: an outcome is never turned into another
 //! one because it could not be written. The event is delivered twice at worst.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use posthaste_core::{
     Result,
     store::{Fence, Held, RowLease, SettleReport, Settlement, Store, Verdict},
 };
 
-use crate::{claim::Shards, lanes::Unsettled};
+use crate::{
+    driver::{Done, Driver, RETRY_PAUSE},
+    lanes::Unsettled,
+    shards::Shards,
+};
 
 /// A batch with the right to write it.
 #[derive(Debug, Clone)]
@@ -78,5 +86,70 @@ impl Batch {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
+    }
+}
+
+impl Driver {
+    pub(crate) fn settle(&mut self) {
+        if self.settling || self.resting {
+            return;
+        }
+        let batch = if let Some(batch) = self.unwritten.take() {
+            batch
+        } else {
+            let unsettled = self.lanes.next_settlements(self.config.batch);
+            let (batch, stale) = Batch::fence(unsettled, &self.shards);
+            self.lanes.refused(stale);
+            batch
+        };
+        if batch.is_empty() {
+            return;
+        }
+        self.settling = true;
+        let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
+        self.tasks.spawn(async move {
+            let report = batch.write(&*store, keep_sent).await;
+            Done::Settled { batch, report }
+        });
+    }
+
+    pub(crate) fn settled(&mut self, batch: Batch, report: Result<SettleReport>) {
+        self.settling = false;
+        match report {
+            Ok(report) => {
+                if !report.refused.is_empty() {
+                    tracing::warn!(
+                        events = report.refused.len(),
+                        shards = ?report.stale_shards,
+                        "settle refused: the lease was lost"
+                    );
+                }
+                let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
+                self.lanes.refused(report.refused);
+                self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)));
+                for wait in batch.waits() {
+                    self.source.expect_due(self.clock.now() + wait);
+                }
+                let lost = self.shards.lost(&report.stale_shards);
+                self.lose(&lost);
+            }
+            Err(error) => {
+                self.database_failed("settling", &error);
+                // Outcomes stay as they are and are written again.
+                self.unwritten = Some(batch);
+                self.rest();
+            }
+        }
+    }
+
+    /// A pause before the database is asked to write again.
+    pub(crate) fn rest(&mut self) {
+        if !self.resting {
+            self.resting = true;
+            self.tasks.spawn(async {
+                tokio::time::sleep(RETRY_PAUSE).await;
+                Done::Rested
+            });
+        }
     }
 }

@@ -4,11 +4,18 @@
 //! something and there is room; reads of late commits and of due events come once a poll. The
 //! pause between polls grows from the busy to the idle interval while nothing happens.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use posthaste_core::store::{Due, Page, Position};
+use posthaste_core::store::{Due, Fetched, Page, Position, RelayOrdering, RowLease};
 
-use crate::Config;
+use crate::{
+    Config,
+    driver::{Done, Driver, RETRY_PAUSE},
+    lanes::{Offered, Origin, RELEASE_LIMIT},
+};
 
 /// A read to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,5 +195,96 @@ impl Source {
         if self.due_at.is_none_or(|known| at < known) {
             self.due_at = Some(at);
         }
+    }
+}
+
+impl Driver {
+    pub(crate) fn read(&mut self, now: Instant) {
+        if !self.by_rows() && self.shards.reading().is_empty() {
+            return;
+        }
+        let room = self.lanes.cold_room(self.config.cold_queue);
+        let Some(next) = self.source.next(now, self.config.batch, room) else {
+            return;
+        };
+        self.lanes.stats.polls += 1;
+        if self.by_rows() {
+            self.claim(next);
+            return;
+        }
+        let read = self.lanes.read_began();
+        let generation = self.source.generation();
+        let shards = self.shards.reading();
+        let store = Arc::clone(&self.store);
+        self.tasks.spawn(async move {
+            match next {
+                NextRead::Ahead(from, limit) => {
+                    let page = store.read_ahead(&shards, &from, limit).await;
+                    Done::Ahead { read, generation, page }
+                }
+                NextRead::Late(from) => {
+                    let page = store.read_late(&shards, &from).await;
+                    Done::Late { read, generation, page }
+                }
+                NextRead::Due(limit) => {
+                    let due = store.read_due(&shards, limit).await;
+                    Done::Due { read, limit, due }
+                }
+            }
+        });
+    }
+
+    pub(crate) fn offer_all(
+        &mut self,
+        rows: Vec<Fetched>,
+        origin: Origin,
+        claim: Option<&Arc<RowLease>>,
+    ) -> usize {
+        let mut news = 0;
+        for row in rows {
+            self.highest = self.highest.max(row.sequence);
+            news += usize::from(self.lanes.offer(row, origin, claim) != Offered::Ignored);
+        }
+        self.lanes.stats.cold_enqueued += news as u64;
+        news
+    }
+
+    pub(crate) fn release(&mut self) {
+        for (lane, destination) in self.lanes.next_releases() {
+            let read = self.lanes.read_began();
+            let store = Arc::clone(&self.store);
+            self.tasks.spawn(async move {
+                let rows = match store.read_held(&destination, lane.key, RELEASE_LIMIT).await {
+                    Ok(rows) => Some(rows),
+                    Err(error) => {
+                        tracing::warn!(%error, "held events could not be read; trying again");
+                        tokio::time::sleep(RETRY_PAUSE).await;
+                        None
+                    }
+                };
+                Done::Released { read, lane, rows }
+            });
+        }
+    }
+
+    /// Under `global` nothing tells that an operator removed what blocks the one lane: ask.
+    pub(crate) fn unblock(&mut self) {
+        if self.config.ordering != RelayOrdering::Global
+            || self.unblocking
+            || !self.source.exhausted()
+            || !self.lanes.blocked()
+            || self.lanes.in_flight() > 0
+            || self.lanes.unsettled() > 0
+            || self.settling
+        {
+            return;
+        }
+        self.unblocking = true;
+        let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
+        let pause = self.config.busy_interval;
+        self.tasks.spawn(async move {
+            tokio::time::sleep(pause).await;
+            Done::Unblocked { blocked: store.read_blocked(&shards).await }
+        });
     }
 }

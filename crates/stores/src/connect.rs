@@ -37,6 +37,8 @@ pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>> {
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(crate::sqlite::SqliteStore::connect(url, tables, options).await?)),
+        // Those that are compiled in have been matched above.
+        #[allow(unreachable_patterns)]
         "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Err(Error::invalid(format!(
             "support for {scheme} is not compiled in; build with the feature of that name"
         ))),

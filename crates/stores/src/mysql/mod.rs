@@ -40,7 +40,7 @@ use std::{
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
     AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Transaction,
-    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
 use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
@@ -199,6 +199,14 @@ fn micros(span: Duration) -> i64 {
     const CENTURY: u128 = 100 * 366 * 86_400 * 1_000_000;
 
     span.as_micros().min(CENTURY) as i64
+}
+
+/// The server's number of an error; 0 when the error is not the server's.
+fn number(error: &sqlx::Error) -> u16 {
+    error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>())
+        .map_or(0, MySqlDatabaseError::number)
 }
 
 impl Dialect for MySql {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use posthaste_core::{Error, ErrorKind, Result, store::Schema};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::MySqlStore;
+use super::{MySqlStore, number};
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
@@ -17,6 +17,10 @@ const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 const DEFAULT_SHARDS: u16 = 64;
 
 const MAX_SHARDS: u16 = 1024;
+
+const NO_SUCH_TABLE: u16 = 1146;
+
+const UNKNOWN_DATABASE: u16 = 1049;
 
 #[async_trait]
 impl Schema for MySqlStore {
@@ -170,18 +174,11 @@ impl MySqlStore {
     async fn version(&self, connection: &mut MySqlConnection) -> Result<Option<(i32, u16)>> {
         const VERSION: &str = "select version, shards from {meta} where id = 1";
 
-        /// What the server answers when there is no such table, or no such database.
-        const MISSING: [&str; 2] = ["42S02", "42000"];
-
         let found: sqlx::Result<Option<(i32, i32)>> =
             sqlx::query_as(self.tables.sql(VERSION)).fetch_optional(connection).await;
         match found {
             Ok(row) => Ok(row.map(|(version, shards)| (version, shards as u16))),
-            Err(sqlx::Error::Database(error))
-                if error.code().is_some_and(|code| MISSING.contains(&&*code)) =>
-            {
-                Ok(None)
-            }
+            Err(error) if matches!(number(&error), NO_SUCH_TABLE | UNKNOWN_DATABASE) => Ok(None),
             Err(error) => Err(failed("reading the outbox's version")(error)),
         }
     }

@@ -17,7 +17,7 @@ use sqlx::{Row, postgres::PgRow};
 use super::{
     PostgresStore, micros,
     read::in_order,
-    row::{COLUMNS, columns, unsettled},
+    row::COLUMNS,
 };
 use crate::failure::failed;
 

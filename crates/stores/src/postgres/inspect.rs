@@ -1,6 +1,6 @@
 //! Looking at an outbox. Nothing here writes, and nothing walks over what was sent.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -15,12 +15,11 @@ use sqlx::{
     postgres::{PgArguments, PgRow},
     query::Query,
 };
-use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
     PostgresStore,
-    row::{Micros, RECORD_COLUMNS, record, record_columns, status, status_of, unsettled},
+    row::{Micros, RECORD_COLUMNS, record, status_of},
 };
 use crate::failure::failed;
 
@@ -48,13 +47,11 @@ macro_rules! floor {
     };
 }
 
-pub(super) use {floor, matches_filter};
-
 /// A query with the filter as its first seven values.
-pub(super) fn with_filter<'q>(
+pub(super) fn with_filter(
     sql: AssertSqlSafe<Arc<str>>,
-    filter: &'q Filter,
-) -> Query<'q, Postgres, PgArguments> {
+    filter: &Filter,
+) -> Query<'_, Postgres, PgArguments> {
     sqlx::query(sql)
         .bind(filter.event_type.as_deref())
         .bind(filter.aggregate_type.as_deref())

@@ -4,6 +4,7 @@
 //! for the rows whose transaction an earlier snapshot could not see. Leases are rows that a settle
 //! locks in share mode before it writes. Success only sets `sent_at`, inside the page.
 
+#[macro_use]
 mod row;
 
 mod schema;
@@ -18,6 +19,7 @@ mod claim;
 
 mod settle;
 
+#[macro_use]
 mod inspect;
 
 mod operate;

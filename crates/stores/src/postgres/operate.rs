@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::{
     PostgresStore,
-    inspect::{floor, matches_filter, with_filter},
+    inspect::with_filter,
     micros,
-    row::{Micros, status, status_of},
+    row::status_of,
 };
 use crate::failure::failed;
 

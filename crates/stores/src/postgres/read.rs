@@ -11,7 +11,7 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{
     PostgresStore,
-    row::{COLUMNS, columns, fetched, fetched_all, unsettled},
+    row::{COLUMNS, fetched, fetched_all},
     shard_numbers,
 };
 use crate::failure::failed;

@@ -64,8 +64,6 @@ macro_rules! unsettled {
     };
 }
 
-pub(super) use {columns, record_columns, status, unsettled};
-
 /// A time as `timestamptz` holds it, in microseconds since 1970. The type goes by its number: by its
 /// name the driver would ask the server for it on every new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

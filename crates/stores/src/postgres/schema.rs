@@ -56,11 +56,11 @@ impl Schema for PostgresStore {
             "-- Posthaste: outbox {name} with {count} shards, for PostgreSQL.\n\
              -- Up to version {VERSION}; run it in one go, for example with psql -1 -f.\n\nbegin;\n"
         );
-        for (number, template) in MIGRATIONS {
-            sql.push_str(&format!("\n-- Migration {number}\n"));
-            sql.push_str(&self.migration(template, count));
+        for (_, template) in MIGRATIONS {
+            sql += "\n";
+            sql += &self.migration(template, count);
         }
-        sql.push_str("\ncommit;\n");
+        sql += "\ncommit;\n";
         Ok(sql)
     }
 

@@ -15,7 +15,7 @@ use posthaste_core::{
 };
 use sqlx::PgConnection;
 
-use super::{PostgresStore, micros, row::unsettled};
+use super::{PostgresStore, micros};
 use crate::failure::failed;
 
 #[async_trait]
@@ -121,7 +121,7 @@ impl<'b> Outcomes<'b> {
 }
 
 /// A wait of a century is for ever enough, and still a time that PostgreSQL can hold.
-const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const LONGEST_WAIT: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// The error as it is kept: cut, and without the one character that `text` cannot hold.
 fn error_text(error: &str) -> String {

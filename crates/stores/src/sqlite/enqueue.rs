@@ -1,7 +1,8 @@
-//! Writing events, on the caller's own connection.
+//! Writing events in the caller's own transaction.
 
 use std::collections::HashMap;
 
+use jiff::Timestamp;
 use posthaste_core::{
     Error, ErrorKind, Event, Result,
     envelope::{headers_column, ordering_column},
@@ -12,8 +13,8 @@ use uuid::Uuid;
 use super::list;
 use crate::{Enqueued, Tables, failure::failed};
 
-/// Events in one statement: 15 values each, and SQLite takes 32,766.
-const CHUNK: usize = 500;
+/// Events in one statement: 15 values each, and SQLite takes 32,766 in all.
+const STATEMENT_EVENTS: usize = 1_000;
 
 /// See [`Dialect::enqueue`](crate::Dialect::enqueue).
 pub(super) async fn enqueue(
@@ -21,51 +22,34 @@ pub(super) async fn enqueue(
     tables: &Tables,
     events: &[Event],
 ) -> Result<Vec<Enqueued>> {
-    let mut written = match events {
-        [] => return Ok(Vec::new()),
-        [event] => insert_one(connection, tables, event).await?,
-        events => insert_many(connection, tables, events).await?,
-    };
-    let known = if written.len() < events.len() {
-        existing(connection, tables, events).await?
-    } else {
-        HashMap::new()
-    };
-    let answer = |event: &Event| match written.remove(&event.id()) {
-        Some(sequence) => Ok(Enqueued {
-            id: event.id(),
-            sequence,
-            duplicate: false,
-        }),
-        None => known
-            .get(&event.id())
-            .ok_or_else(|| {
-                let id = event.id();
-                Error::new(
-                    ErrorKind::Database,
-                    format!("event {id} was neither written nor found"),
-                )
-            })?
-            .repeated_by(event),
-    };
-    // An id that comes twice in one call is taken out the first time and compared the second.
-    events.iter().map(answer).collect()
+    refuse_two_of_one_id(events)?;
+    match events {
+        [] => Ok(Vec::new()),
+        [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
+        _ => {
+            let mut enqueued = Vec::with_capacity(events.len());
+            for chunk in events.chunks(STATEMENT_EVENTS) {
+                enqueued.extend(enqueue_many(connection, tables, chunk).await?);
+            }
+            Ok(enqueued)
+        }
+    }
 }
 
-const INSERT: &str = "
-insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
-    routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
-    occurred_at, not_before)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-on conflict (event_id) do nothing
-returning event_id, sequence";
+const INSERT_ONE: &str = "
+    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
+        routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
+        occurred_at, not_before)
+    values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+    on conflict (event_id) do nothing
+    returning sequence";
 
-async fn insert_one(
+async fn enqueue_one(
     connection: &mut SqliteConnection,
     tables: &Tables,
     event: &Event,
-) -> Result<HashMap<Uuid, i64>> {
-    let row = sqlx::query(tables.sql(INSERT))
+) -> Result<Enqueued> {
+    let written: Option<i64> = sqlx::query_scalar(tables.sql(INSERT_ONE))
         .bind(event.id().hyphenated())
         .bind(event.event_type())
         .bind(event.aggregate_type())
@@ -80,149 +64,178 @@ async fn insert_one(
         .bind(&event.payload()[..])
         .bind(event.content_type())
         .bind(event.occurred_at().as_microsecond())
-        .bind(event.deliver_at().map(|at| at.as_microsecond()))
-        .fetch_optional(connection)
+        .bind(event.deliver_at().map(Timestamp::as_microsecond))
+        .fetch_optional(&mut *connection)
         .await
-        .map_err(failed("enqueueing an event"))?;
-    row.iter().map(written).collect()
+        .map_err(failed("writing an event"))?;
+    match written {
+        Some(sequence) => Ok(Enqueued { id: event.id(), sequence, duplicate: false }),
+        None => {
+            let known = find_known(connection, tables, &[event.id()]).await?;
+            duplicate(event, known.get(&event.id()))
+        }
+    }
 }
 
 const INSERT_MANY: &str = "
-insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
-    routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
-    occurred_at, not_before) ";
+    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
+        routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
+        occurred_at, not_before) ";
 
-const UNLESS_KNOWN: &str = " on conflict (event_id) do nothing returning event_id, sequence";
+const UNLESS_KNOWN: &str = "
+    on conflict (event_id) do nothing
+    returning event_id, sequence";
 
-async fn insert_many(
+async fn enqueue_many(
     connection: &mut SqliteConnection,
     tables: &Tables,
     events: &[Event],
-) -> Result<HashMap<Uuid, i64>> {
-    let mut sequences = HashMap::with_capacity(events.len());
-    for chunk in events.chunks(CHUNK) {
-        let mut insert = QueryBuilder::<Sqlite>::new(tables.fill(INSERT_MANY));
-        insert.push_values(chunk, |mut values, event| {
-            values
-                .push_bind(event.id().hyphenated())
-                .push_bind(event.event_type())
-                .push_bind(event.aggregate_type())
-                .push_bind(event.aggregate_id())
-                .push_bind(event.tenant())
-                .push_bind(event.topic())
-                .push_bind(event.routing_key())
-                .push_bind(event.schema_id())
-                .push_bind(event.schema_version())
-                .push_bind(ordering_column(event))
-                .push_bind(headers_column(event))
-                .push_bind(&event.payload()[..])
-                .push_bind(event.content_type())
-                .push_bind(event.occurred_at().as_microsecond())
-                .push_bind(event.deliver_at().map(|at| at.as_microsecond()));
-        });
-        insert.push(UNLESS_KNOWN);
-        // Every number of events is another statement: keeping them would push the application's
-        // own out of its connection's cache.
-        let rows = insert
-            .build()
-            .persistent(false)
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(failed("enqueueing events"))?;
-        for row in &rows {
-            let (id, sequence) = written(row)?;
-            sequences.insert(id, sequence);
-        }
-    }
-    Ok(sequences)
-}
-
-fn written(row: &SqliteRow) -> Result<(Uuid, i64)> {
-    Ok((
-        id(row)?,
-        row.try_get("sequence")
-            .map_err(failed("enqueueing an event"))?,
-    ))
-}
-
-fn id(row: &SqliteRow) -> Result<Uuid> {
-    let text: String = row
-        .try_get("event_id")
-        .map_err(failed("enqueueing an event"))?;
-    Uuid::try_parse(&text)
-        .map_err(|_| Error::new(ErrorKind::Database, "column event_id is not a UUID"))
-}
-
-const EXISTING: &str = "
-select event_id, sequence, tenant, event_type, aggregate_type, aggregate_id, ordering_key
-from {events}
-where event_id in (select value from json_each(?))";
-
-/// An event that is there already, as far as a repeat must agree with it.
-struct Existing {
-    sequence: i64,
-    tenant: Option<String>,
-    event_type: String,
-    aggregate_type: String,
-    aggregate_id: Option<String>,
-    ordering_key: Option<String>,
-}
-
-async fn existing(
-    connection: &mut SqliteConnection,
-    tables: &Tables,
-    events: &[Event],
-) -> Result<HashMap<Uuid, Existing>> {
-    let comparing = || failed("comparing with events that are there already");
-    let ids = list(events.iter().map(|event| event.id().to_string()));
-    let rows = sqlx::query(tables.sql(EXISTING))
-        .bind(ids)
-        .fetch_all(connection)
+) -> Result<Vec<Enqueued>> {
+    let mut insert = QueryBuilder::<Sqlite>::new(tables.fill(INSERT_MANY));
+    insert.push_values(events, |mut values, event| {
+        values
+            .push_bind(event.id().hyphenated())
+            .push_bind(event.event_type())
+            .push_bind(event.aggregate_type())
+            .push_bind(event.aggregate_id())
+            .push_bind(event.tenant())
+            .push_bind(event.topic())
+            .push_bind(event.routing_key())
+            .push_bind(event.schema_id())
+            .push_bind(event.schema_version())
+            .push_bind(ordering_column(event))
+            .push_bind(headers_column(event))
+            .push_bind(&event.payload()[..])
+            .push_bind(event.content_type())
+            .push_bind(event.occurred_at().as_microsecond())
+            .push_bind(event.deliver_at().map(Timestamp::as_microsecond));
+    });
+    insert.push(UNLESS_KNOWN);
+    // Every number of events is a statement of its own: kept, they would push the application's
+    // out of its connection's cache.
+    let rows = insert
+        .build()
+        .persistent(false)
+        .try_map(|row: SqliteRow| Ok((id(&row)?, row.try_get(1)?)))
+        .fetch_all(&mut *connection)
         .await
-        .map_err(comparing())?;
-    let existing = |row: &SqliteRow| {
-        Ok::<_, sqlx::Error>(Existing {
-            sequence: row.try_get("sequence")?,
-            tenant: row.try_get("tenant")?,
-            event_type: row.try_get("event_type")?,
-            aggregate_type: row.try_get("aggregate_type")?,
-            aggregate_id: row.try_get("aggregate_id")?,
-            ordering_key: row.try_get("ordering_key")?,
+        .map_err(failed("writing events"))?;
+    let mut written: HashMap<Uuid, i64> = rows.into_iter().collect();
+    let missing: Vec<Uuid> =
+        events.iter().map(Event::id).filter(|id| !written.contains_key(id)).collect();
+    let known = find_known(connection, tables, &missing).await?;
+    let mut first = HashMap::new();
+    events
+        .iter()
+        .map(|event| match (written.remove(&event.id()), first.get(&event.id())) {
+            (Some(sequence), _) => {
+                first.insert(event.id(), sequence);
+                Ok(Enqueued { id: event.id(), sequence, duplicate: false })
+            }
+            // The same event a second time in this call.
+            (None, Some(&sequence)) => Ok(Enqueued { id: event.id(), sequence, duplicate: true }),
+            (None, None) => duplicate(event, known.get(&event.id())),
         })
-    };
-    rows.iter()
-        .map(|row| Ok((id(row)?, existing(row).map_err(comparing())?)))
         .collect()
 }
 
-impl Existing {
-    fn repeated_by(&self, event: &Event) -> Result<Enqueued> {
-        let differs = [
-            ("tenant", self.tenant.as_deref() != event.tenant()),
-            ("event type", self.event_type != event.event_type()),
-            (
-                "aggregate type",
-                self.aggregate_type != event.aggregate_type(),
-            ),
-            (
-                "aggregate id",
-                self.aggregate_id.as_deref() != event.aggregate_id(),
-            ),
-            (
-                "ordering key",
-                self.ordering_key.as_deref() != ordering_column(event),
-            ),
-        ];
-        match differs.into_iter().find(|(_, differs)| *differs) {
-            None => Ok(Enqueued {
-                id: event.id(),
-                sequence: self.sequence,
-                duplicate: true,
-            }),
-            Some((what, _)) => Err(Error::new(
-                ErrorKind::Conflict,
-                format!("event {} is there already with another {what}", event.id()),
-            )),
+/// What is there already under an event's id: its sequence, and what must not differ.
+struct Known {
+    sequence: i64,
+    event_type: String,
+    aggregate_type: String,
+    aggregate_id: Option<String>,
+    tenant: Option<String>,
+    ordering_key: Option<String>,
+}
+
+const FIND_KNOWN: &str = "
+    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
+    from {events}
+    where event_id in (select value from json_each(?1))";
+
+async fn find_known(
+    connection: &mut SqliteConnection,
+    tables: &Tables,
+    ids: &[Uuid],
+) -> Result<HashMap<Uuid, Known>> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    sqlx::query(tables.sql(FIND_KNOWN))
+        .bind(list(ids.iter().map(Uuid::to_string)))
+        .try_map(|row: SqliteRow| {
+            let known = Known {
+                sequence: row.try_get(1)?,
+                event_type: row.try_get(2)?,
+                aggregate_type: row.try_get(3)?,
+                aggregate_id: row.try_get(4)?,
+                tenant: row.try_get(5)?,
+                ordering_key: row.try_get(6)?,
+            };
+            Ok((id(&row)?, known))
+        })
+        .fetch_all(connection)
+        .await
+        .map(|known| known.into_iter().collect())
+        .map_err(failed("looking for an event that was written before"))
+}
+
+fn id(row: &SqliteRow) -> sqlx::Result<Uuid> {
+    Uuid::try_parse(row.try_get(0)?).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
+
+/// The answer for an event whose id was there already.
+fn duplicate(event: &Event, known: Option<&Known>) -> Result<Enqueued> {
+    let id = event.id();
+    let Some(known) = known else {
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("event {id} was being purged while it was written again; try again"),
+        ));
+    };
+    let differs = if known.tenant.as_deref() != event.tenant() {
+        "tenant"
+    } else if known.event_type != event.event_type() {
+        "event type"
+    } else if known.aggregate_type != event.aggregate_type() {
+        "aggregate type"
+    } else if known.aggregate_id.as_deref() != event.aggregate_id() {
+        "aggregate id"
+    } else if known.ordering_key.as_deref() != ordering_column(event) {
+        "ordering key"
+    } else {
+        return Ok(Enqueued { id, sequence: known.sequence, duplicate: true });
+    };
+    Err(conflict(id, differs))
+}
+
+/// An id twice in one call must mean the same event twice.
+fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
+    if events.len() < 2 {
+        return Ok(());
+    }
+    let mut seen: HashMap<Uuid, &Event> = HashMap::with_capacity(events.len());
+    for event in events {
+        let Some(first) = seen.insert(event.id(), event) else {
+            continue;
+        };
+        let same = first.tenant() == event.tenant()
+            && first.event_type() == event.event_type()
+            && first.aggregate_type() == event.aggregate_type()
+            && first.aggregate_id() == event.aggregate_id()
+            && first.ordering() == event.ordering()
+            && first.payload() == event.payload();
+        if !same {
+            return Err(conflict(event.id(), "content"));
         }
     }
+    Ok(())
+}
+
+fn conflict(id: Uuid, differs: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("event {id} was written before with another {differs}; give it an id of its own"),
+    )
 }

@@ -7,11 +7,11 @@
 //!
 //! Times are microseconds since 1970 by the clock of the statement, in steps of a millisecond.
 
+mod row;
+
 mod schema;
 
 mod enqueue;
-
-mod row;
 
 mod leases;
 
@@ -41,7 +41,7 @@ use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
 /// How long a statement waits for the write lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An outbox in a SQLite file.
+/// An outbox in a SQLite file, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
     /// One connection when the store made it: writes queue here rather than at the file's lock.
@@ -101,6 +101,16 @@ impl SqliteStore {
         }
     }
 
+    /// The pool through which is written.
+    pub fn pool(&self) -> &SqlitePool {
+        &self.writer
+    }
+
+    /// The tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
     /// A transaction that has the write lock from its start: one that takes it later fails when
     /// another process wrote in between.
     async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Sqlite>> {
@@ -157,10 +167,9 @@ fn list<T: Into<serde_json::Value>>(items: impl IntoIterator<Item = T>) -> Strin
         .to_string()
 }
 
-/// A duration in the unit of the time columns.
-fn micros(duration: Duration) -> i64 {
-    // A hundred years are as good as longer, and the sum with a time stays in range.
-    duration
-        .min(Duration::from_secs(100 * 366 * 86_400))
-        .as_micros() as i64
+/// A time span in the unit of the columns. A century is for ever enough, and its sum with a time
+/// stays in range.
+fn micros(span: Duration) -> i64 {
+    const CENTURY: i64 = 100 * 365 * 24 * 3_600 * 1_000_000;
+    i64::try_from(span.as_micros()).map_or(CENTURY, |micros| micros.min(CENTURY))
 }

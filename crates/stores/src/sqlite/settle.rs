@@ -1,16 +1,18 @@
-//! Writing outcomes back, fenced. The write lock is taken before the lease is looked at, so that
-//! nobody can take the shard over between the look and the commit.
+//! Writing outcomes back, fenced.
+//!
+//! The write lock is taken before the lease rows are looked at: nobody can take a shard over
+//! between the look and the commit. All outcomes of a batch are written in that transaction.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Result,
+    Key, Result,
     limits::cut_error,
-    store::{Fence, Held, Settle, SettleReport, Settlement, Verdict},
+    store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
 };
 use serde_json::{Value, json};
-use sqlx::{Row, SqliteConnection};
+use sqlx::SqliteConnection;
 
 use super::{
     SqliteStore,
@@ -28,266 +30,283 @@ impl Settle for SqliteStore {
         batch: &[Settlement],
         keep_sent: bool,
     ) -> Result<SettleReport> {
-        let mut transaction = self.begin("settling").await?;
-        let report = match fence {
+        match fence {
             Fence::Shards { owner, held } => {
-                let valid = self.valid(&mut transaction, owner, held).await?;
-                let (right, lost): (Vec<_>, Vec<_>) = batch
-                    .iter()
-                    .partition(|settlement| valid.contains(&settlement.shard));
-                self.write(&mut transaction, owner, None, &right, keep_sent)
-                    .await?;
-                SettleReport {
-                    stale_shards: held
-                        .iter()
-                        .map(|held| held.shard)
-                        .filter(|shard| !valid.contains(shard))
-                        .collect(),
-                    refused: lost
-                        .into_iter()
-                        .map(|settlement| settlement.sequence)
-                        .collect(),
-                }
+                self.settle_shards(owner, held, batch, keep_sent).await
             }
-            Fence::Rows(lease) => {
-                let all: Vec<_> = batch.iter().collect();
-                let token = Some(lease.token.as_str());
-                let written = self
-                    .write(&mut transaction, &lease.token, token, &all, keep_sent)
-                    .await?;
-                let missed: Vec<_> = all
-                    .into_iter()
-                    .filter(|settlement| !written.contains(&settlement.sequence))
-                    .collect();
-                SettleReport {
-                    stale_shards: Vec::new(),
-                    refused: self.refused(&mut transaction, &missed).await?,
-                }
-            }
-        };
-        transaction.commit().await.map_err(failed("settling"))?;
-        Ok(report)
+            Fence::Rows(lease) => self.settle_rows(lease, batch, keep_sent).await,
+        }
     }
 }
 
-const VALID: &str = "
-select shard from {shards}
-where tenant_group = '' and locked_by = ?1
-    and (shard, epoch) in (select value ->> 0, value ->> 1 from json_each(?2))";
+/// A batch by what is to be written.
+#[derive(Default)]
+struct Outcomes {
+    sent: Vec<i64>,
+    retry: Vec<Value>,
+    dead: Vec<Value>,
+    held: Vec<Value>,
+    suspect: Vec<Value>,
+    unclaimed: Vec<i64>,
+}
 
-impl SqliteStore {
-    /// The shards of the fence that are still this owner's.
-    async fn valid(
-        &self,
-        connection: &mut SqliteConnection,
-        owner: &str,
-        held: &[Held],
-    ) -> Result<HashSet<u16>> {
-        let shards: Vec<u16> = sqlx::query_scalar(self.tables.sql(VALID))
-            .bind(owner)
-            .bind(pairs(held))
-            .fetch_all(connection)
-            .await
-            .map_err(failed("checking leases"))?;
-        Ok(shards.into_iter().collect())
-    }
-
-    /// Writes what may be written and gives the sequences that were. With a token only rows that
-    /// carry it are touched.
-    async fn write(
-        &self,
-        connection: &mut SqliteConnection,
-        relay: &str,
-        token: Option<&str>,
-        batch: &[&Settlement],
-        keep_sent: bool,
-    ) -> Result<HashSet<i64>> {
-        let (mut sent, mut retry, mut dead) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut held, mut suspect, mut unclaimed) = (Vec::new(), Vec::new(), Vec::new());
-        for settlement in batch {
-            let row = row(settlement);
-            match &settlement.verdict {
-                Verdict::Sent => sent.push(row),
-                Verdict::Retry { .. } => retry.push(row),
-                Verdict::Dead { .. } => dead.push(row),
-                Verdict::Held { .. } => held.push(row),
-                Verdict::Suspect { .. } => suspect.push(row),
-                Verdict::Unclaimed => unclaimed.push(row),
+impl Outcomes {
+    fn of<'b>(batch: impl IntoIterator<Item = &'b Settlement>) -> Self {
+        let mut outcomes = Self::default();
+        for event in batch {
+            let failure = |destination: &str, key: Option<Key>, error: &str| {
+                json!({
+                    "sequence": event.sequence, "attempts": event.attempts,
+                    "lane": key.map(|key| key.0), "destination": destination,
+                    "error": error_text(error),
+                })
+            };
+            match &event.verdict {
+                Verdict::Sent => outcomes.sent.push(event.sequence),
+                Verdict::Retry { after, error, destination, key, replay } => {
+                    let mut retry = failure(destination, *key, error);
+                    retry["after"] = micros(*after).into();
+                    retry["wait"] = if *replay { "replay" } else { "retry" }.into();
+                    outcomes.retry.push(retry);
+                }
+                Verdict::Dead { error, destination, parked } => {
+                    outcomes.dead.push(failure(destination, *parked, error));
+                }
+                Verdict::Held { destination, key } => {
+                    outcomes.held.push(failure(destination, Some(*key), ""));
+                }
+                Verdict::Suspect { destination, key } => {
+                    outcomes.suspect.push(failure(destination, *key, ""));
+                }
+                Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
             }
         }
-        let mut written = HashSet::with_capacity(batch.len());
-        let sent_statement = if keep_sent { SENT } else { DELETE_SENT };
-        let gone = self.update(connection, sent_statement, token, sent).await?;
-        if !keep_sent && !gone.is_empty() {
-            self.forget_attempts(connection, &gone).await?;
-        }
-        written.extend(gone);
-        let mut failures = self.update(connection, RETRY, token, retry).await?;
-        failures.extend(self.update(connection, DEAD, token, dead).await?);
-        self.record_attempts(connection, relay, &failures).await?;
-        written.extend(failures);
-        written.extend(self.update(connection, HELD, token, held).await?);
-        written.extend(self.update(connection, SUSPECT, token, suspect).await?);
-        written.extend(self.update(connection, UNCLAIMED, token, unclaimed).await?);
+        outcomes
+    }
+}
+
+/// The error as it is kept: cut, and without the character at which most tools end a text.
+fn error_text(error: &str) -> String {
+    cut_error(error).replace('\0', "")
+}
+
+/// The right under which rows are written.
+#[derive(Clone, Copy)]
+struct Right<'r> {
+    /// Only rows that carry it are written. `None`: the lease of their shard was looked at.
+    token: Option<&'r str>,
+    /// What the attempts table says about who tried.
+    relay: &'r str,
+}
+
+impl SqliteStore {
+    async fn settle_shards(
+        &self,
+        owner: &str,
+        held: &[Held],
+        batch: &[Settlement],
+        keep_sent: bool,
+    ) -> Result<SettleReport> {
+        const LEASE: &str = "
+            select shard from {shards}
+            where tenant_group = '' and locked_by = ?1
+              and (shard, epoch) in (select value ->> 0, value ->> 1 from json_each(?2))";
+
+        let mut transaction = self.begin("settling").await?;
+        let lease: Vec<u16> = sqlx::query_scalar(self.tables.sql(LEASE))
+            .bind(owner)
+            .bind(pairs(held))
+            .fetch_all(&mut *transaction)
+            .await
+            .map_err(failed("settling"))?;
+        let holds = |shard: u16| lease.contains(&shard);
+        let outcomes = Outcomes::of(batch.iter().filter(|event| holds(event.shard)));
+        let right = Right { token: None, relay: owner };
+        self.write_all(&mut transaction, right, &outcomes, keep_sent).await?;
+        transaction.commit().await.map_err(failed("settling"))?;
+        Ok(SettleReport {
+            stale_shards: held.iter().map(|h| h.shard).filter(|&s| !holds(s)).collect(),
+            refused: batch
+                .iter()
+                .filter(|event| !holds(event.shard))
+                .map(|event| event.sequence)
+                .collect(),
+        })
+    }
+
+    async fn settle_rows(
+        &self,
+        lease: &RowLease,
+        batch: &[Settlement],
+        keep_sent: bool,
+    ) -> Result<SettleReport> {
+        let mut transaction = self.begin("settling").await?;
+        let right = Right { token: Some(&lease.token), relay: owner_of(&lease.token) };
+        let outcomes = Outcomes::of(batch);
+        let written = self.write_all(&mut transaction, right, &outcomes, keep_sent).await?;
+        let missing = batch.iter().filter(|event| !written.contains(&event.sequence));
+        let refused = self.refused(&mut transaction, missing.collect(), keep_sent).await?;
+        transaction.commit().await.map_err(failed("settling"))?;
+        Ok(SettleReport { stale_shards: Vec::new(), refused })
+    }
+
+    /// Writes a kind at a time. Gives the rows that were written.
+    async fn write_all(
+        &self,
+        connection: &mut SqliteConnection,
+        right: Right<'_>,
+        outcomes: &Outcomes,
+        keep_sent: bool,
+    ) -> Result<HashSet<i64>> {
+        const RETRY: &str = concat!(
+            "update {events} as e
+            set attempts = t.value ->> 'attempts', wait = t.value ->> 'wait',
+                lane = t.value ->> 'lane', not_before = ",
+            now!(),
+            " + (t.value ->> 'after'),
+                destination = t.value ->> 'destination', last_error = t.value ->> 'error',
+                locked_by = null, locked_until = null
+            from json_each(?1) t
+            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+        const DEAD: &str = concat!(
+            "update {events} as e
+            set dead_at = ",
+            now!(),
+            ", attempts = t.value ->> 'attempts', lane = t.value ->> 'lane',
+                wait = case when t.value ->> 'lane' is not null then 'parked' end,
+                not_before = case when t.value ->> 'lane' is not null then ?3 end,
+                destination = t.value ->> 'destination', last_error = t.value ->> 'error',
+                locked_by = null, locked_until = null
+            from json_each(?1) t
+            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+        const HELD: &str = concat!(
+            "update {events} as e
+            set not_before = ?3, wait = 'held', lane = t.value ->> 'lane',
+                destination = t.value ->> 'destination', locked_by = null, locked_until = null
+            from json_each(?1) t
+            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+        // The row lease stays: the dispatch comes next.
+        const SUSPECT: &str = concat!(
+            "update {events} as e
+            set attempts = t.value ->> 'attempts', not_before = ",
+            now!(),
+            ", wait = 'suspect', lane = t.value ->> 'lane',
+                destination = t.value ->> 'destination'
+            from json_each(?1) t
+            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+        const UNCLAIMED: &str = concat!(
+            "update {events} set locked_by = null, locked_until = null
+            where sequence in (select value from json_each(?1))
+              and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+
+        let mut written: HashSet<i64> = HashSet::new();
+        written.extend(self.sent(connection, right, &outcomes.sent, keep_sent).await?);
+        let retry = self.write(connection, right, RETRY, &outcomes.retry).await?;
+        let dead = self.write(connection, right, DEAD, &outcomes.dead).await?;
+        written.extend(self.write(connection, right, HELD, &outcomes.held).await?);
+        written.extend(self.write(connection, right, SUSPECT, &outcomes.suspect).await?);
+        written.extend(self.write(connection, right, UNCLAIMED, &outcomes.unclaimed).await?);
+        self.note(connection, right, &retry, &dead).await?;
+        written.extend(retry.into_iter().chain(dead));
         Ok(written)
     }
 
-    async fn update(
+    async fn sent(
         &self,
         connection: &mut SqliteConnection,
+        right: Right<'_>,
+        sent: &[i64],
+        keep_sent: bool,
+    ) -> Result<Vec<i64>> {
+        const MARK: &str = concat!(
+            "update {events}
+            set sent_at = ",
+            now!(),
+            ", not_before = null, wait = null, lane = null, locked_by = null, locked_until = null
+            where sequence in (select value from json_each(?1))
+              and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+        const DELETE: &str = concat!(
+            "delete from {events}
+            where sequence in (select value from json_each(?1))
+              and (?2 is null or locked_by = ?2) and ",
+            unsettled!(),
+            " returning sequence"
+        );
+
+        if keep_sent {
+            return self.write(connection, right, MARK, sent).await;
+        }
+        let deleted = self.write(connection, right, DELETE, sent).await?;
+        self.forget_attempts(connection, &deleted).await?;
+        Ok(deleted)
+    }
+
+    async fn write<T: Into<Value> + Clone>(
+        &self,
+        connection: &mut SqliteConnection,
+        right: Right<'_>,
         statement: &'static str,
-        token: Option<&str>,
-        rows: Vec<Value>,
+        rows: &[T],
     ) -> Result<Vec<i64>> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
         sqlx::query_scalar(self.tables.sql(statement))
-            .bind(list(rows))
-            .bind(token)
+            .bind(list(rows.iter().cloned()))
+            .bind(right.token)
+            .bind(FOR_EVER)
             .fetch_all(connection)
             .await
             .map_err(failed("settling"))
     }
-}
 
-/// What the statements below take from a settlement, by its short names: `s`equence, `n`umber of
-/// attempts, `a`fter, `e`rror, `d`estination, `l`ane, `w`ait, `b`efore.
-fn row(settlement: &Settlement) -> Value {
-    let (s, n) = (settlement.sequence, settlement.attempts);
-    match &settlement.verdict {
-        Verdict::Sent | Verdict::Unclaimed => json!({ "s": s }),
-        Verdict::Retry {
-            after,
-            error,
-            destination,
-            key,
-            replay,
-        } => json!({
-            "s": s, "n": n, "a": micros(*after), "e": error_text(error), "d": destination,
-            "l": key.map(|key| key.0), "w": if *replay { "replay" } else { "retry" },
-        }),
-        Verdict::Dead {
-            error,
-            destination,
-            parked,
-        } => json!({
-            "s": s, "n": n, "e": error_text(error), "d": destination,
-            "l": parked.map(|key| key.0), "w": parked.map(|_| "parked"),
-            "b": parked.map(|_| FOR_EVER),
-        }),
-        Verdict::Held { destination, key } => {
-            json!({ "s": s, "d": destination, "l": key.0, "b": FOR_EVER })
-        }
-        Verdict::Suspect { destination, key } => {
-            json!({ "s": s, "n": n, "d": destination, "l": key.map(|key| key.0) })
-        }
-    }
-}
-
-/// A text ends at its first NUL for most tools that read it.
-fn error_text(error: &str) -> String {
-    cut_error(error).replace('\0', "")
-}
-
-const SENT: &str = concat!(
-    "update {events} set sent_at = ",
-    now!(),
-    ", not_before = null, wait = null, lane = null, locked_by = null, locked_until = null
-where sequence in (select value ->> 's' from json_each(?1))
-    and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const DELETE_SENT: &str = concat!(
-    "delete from {events}
-where sequence in (select value ->> 's' from json_each(?1))
-    and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const RETRY: &str = concat!(
-    "update {events} set attempts = v.value ->> 'n', wait = v.value ->> 'w',
-    lane = v.value ->> 'l', destination = v.value ->> 'd', last_error = v.value ->> 'e',
-    locked_by = null, locked_until = null, not_before = (v.value ->> 'a') + ",
-    now!(),
-    " from json_each(?1) v
-where sequence = v.value ->> 's' and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const DEAD: &str = concat!(
-    "update {events} set attempts = v.value ->> 'n', wait = v.value ->> 'w',
-    lane = v.value ->> 'l', destination = v.value ->> 'd', last_error = v.value ->> 'e',
-    locked_by = null, locked_until = null, not_before = v.value ->> 'b', dead_at = ",
-    now!(),
-    " from json_each(?1) v
-where sequence = v.value ->> 's' and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const HELD: &str = concat!(
-    "update {events} set wait = 'held', lane = v.value ->> 'l', destination = v.value ->> 'd',
-    locked_by = null, locked_until = null, not_before = v.value ->> 'b'
-from json_each(?1) v
-where sequence = v.value ->> 's' and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const SUSPECT: &str = concat!(
-    "update {events} set attempts = v.value ->> 'n', wait = 'suspect', lane = v.value ->> 'l',
-    destination = v.value ->> 'd', not_before = ",
-    now!(),
-    " from json_each(?1) v
-where sequence = v.value ->> 's' and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const UNCLAIMED: &str = concat!(
-    "update {events} set locked_by = null, locked_until = null
-where sequence in (select value ->> 's' from json_each(?1))
-    and (?2 is null or locked_by = ?2) and ",
-    unsettled!(),
-    " returning sequence"
-);
-
-const RECORD_ATTEMPTS: &str = concat!(
-    "insert into {attempts} (sequence, replay, attempt, at, relay, destination, error)
-select sequence, replay, attempts, ",
-    now!(),
-    ", ?2, destination, last_error
-from {events}
-where sequence in (select value from json_each(?1)) and attempts > 0
-on conflict (sequence, replay, attempt) do nothing"
-);
-
-const FORGET_ATTEMPTS: &str =
-    "delete from {attempts} where sequence in (select value from json_each(?1))";
-
-impl SqliteStore {
-    /// One row a failed attempt, from what the event's row says by now. A failure that burns no
-    /// attempt has its number already, or none.
-    async fn record_attempts(
+    /// Notes failed attempts, from what their rows say by now. A retry that burns no attempt has
+    /// none to note, or one that was noted before.
+    async fn note(
         &self,
         connection: &mut SqliteConnection,
-        relay: &str,
-        sequences: &[i64],
+        right: Right<'_>,
+        retry: &[i64],
+        dead: &[i64],
     ) -> Result<()> {
-        if sequences.is_empty() {
+        const NOTE: &str = concat!(
+            "insert into {attempts} (sequence, replay, attempt, at, relay, destination, error)
+            select sequence, replay, attempts, ",
+            now!(),
+            ", ?2, destination, last_error
+            from {events}
+            where sequence in (select value from json_each(?1))
+              and (attempts > 0 or dead_at is not null)
+            on conflict do nothing"
+        );
+
+        if retry.is_empty() && dead.is_empty() {
             return Ok(());
         }
-        sqlx::query(self.tables.sql(RECORD_ATTEMPTS))
-            .bind(list(sequences.iter().copied()))
-            .bind(relay)
+        sqlx::query(self.tables.sql(NOTE))
+            .bind(list(retry.iter().chain(dead).copied()))
+            .bind(right.relay)
             .execute(connection)
             .await
-            .map_err(failed("recording attempts"))?;
+            .map_err(failed("noting attempts"))?;
         Ok(())
     }
 
@@ -297,99 +316,71 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         sequences: &[i64],
     ) -> Result<()> {
-        sqlx::query(self.tables.sql(FORGET_ATTEMPTS))
+        const FORGET: &str =
+            "delete from {attempts} where sequence in (select value from json_each(?1))";
+
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        sqlx::query(self.tables.sql(FORGET))
             .bind(list(sequences.iter().copied()))
             .execute(connection)
             .await
             .map_err(failed("deleting attempts"))?;
         Ok(())
     }
-}
 
-const STATES: &str = "
-select sequence, attempts, coalesce(wait, '') as wait, locked_by is not null as locked,
-    sent_at is not null as sent, dead_at is not null as dead,
-    discarded_at is not null as discarded
-from {events}
-where sequence in (select value from json_each(?1))";
-
-/// Where a row stands that a settle did not write.
-struct State {
-    attempts: u32,
-    wait: String,
-    locked: bool,
-    sent: bool,
-    dead: bool,
-    settled: bool,
-}
-
-impl SqliteStore {
-    /// Those that were not written and do not stand where this settle would have put them: a
-    /// repeat of what was written before is no refusal.
+    /// Of the events that a row lease did not write: those that do not stand there just as this
+    /// settle wanted, because an earlier try of it got through.
     async fn refused(
         &self,
         connection: &mut SqliteConnection,
-        missed: &[&Settlement],
+        missing: Vec<&Settlement>,
+        keep_sent: bool,
     ) -> Result<Vec<i64>> {
-        if missed.is_empty() {
+        const STANDING: &str = "
+            select sequence, sent_at is not null, dead_at is not null, discarded_at is not null,
+                   attempts, wait, locked_by is null
+            from {events}
+            where sequence in (select value from json_each(?1))";
+
+        if missing.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = sqlx::query(self.tables.sql(STATES))
-            .bind(list(missed.iter().map(|settlement| settlement.sequence)))
-            .fetch_all(connection)
-            .await
-            .map_err(failed("settling"))?;
-        let mut states = HashMap::with_capacity(rows.len());
-        for row in &rows {
-            let state = State::of(row).map_err(failed("settling"))?;
-            states.insert(
-                row.try_get::<i64, _>("sequence")
-                    .map_err(failed("settling"))?,
-                state,
-            );
-        }
-        let repeated = |settlement: &Settlement| {
-            State::is_repeat(states.get(&settlement.sequence), settlement)
+        let standing: Vec<(i64, bool, bool, bool, u32, Option<String>, bool)> =
+            sqlx::query_as(self.tables.sql(STANDING))
+                .bind(list(missing.iter().map(|event| event.sequence)))
+                .fetch_all(connection)
+                .await
+                .map_err(failed("settling"))?;
+        let stands = |event: &&Settlement| {
+            let row = standing.iter().find(|row| row.0 == event.sequence);
+            let Some((_, sent, dead, discarded, attempts, wait, free)) = row else {
+                return event.verdict == Verdict::Sent && !keep_sent;
+            };
+            let unsettled = !(*sent || *dead || *discarded);
+            let waits =
+                |name: &str| unsettled && *free && wait.as_deref().is_some_and(|w| w == name);
+            match &event.verdict {
+                Verdict::Sent => *sent,
+                Verdict::Dead { .. } => *dead,
+                Verdict::Retry { replay, .. } => {
+                    waits(if *replay { "replay" } else { "retry" }) && *attempts == event.attempts
+                }
+                Verdict::Held { .. } => waits("held"),
+                Verdict::Suspect { .. } => false,
+                Verdict::Unclaimed => unsettled && *free,
+            }
         };
-        Ok(missed
-            .iter()
-            .filter(|settlement| !repeated(settlement))
-            .map(|settlement| settlement.sequence)
+        Ok(missing
+            .into_iter()
+            .filter(|event| !stands(event))
+            .map(|event| event.sequence)
             .collect())
     }
 }
 
-impl State {
-    fn of(row: &sqlx::sqlite::SqliteRow) -> sqlx::Result<Self> {
-        let (sent, dead) = (row.try_get("sent")?, row.try_get("dead")?);
-        Ok(Self {
-            attempts: row.try_get("attempts")?,
-            wait: row.try_get("wait")?,
-            locked: row.try_get("locked")?,
-            sent,
-            dead,
-            settled: sent || dead || row.try_get("discarded")?,
-        })
-    }
-
-    fn is_repeat(state: Option<&Self>, settlement: &Settlement) -> bool {
-        let Some(state) = state else {
-            // Sent and deleted at once, or purged since.
-            return settlement.verdict == Verdict::Sent;
-        };
-        let waits = |wait: &str| !state.settled && !state.locked && state.wait == wait;
-        match &settlement.verdict {
-            Verdict::Sent => state.sent,
-            Verdict::Dead { .. } => state.dead,
-            Verdict::Retry { replay, .. } => {
-                waits(if *replay { "replay" } else { "retry" })
-                    && state.attempts == settlement.attempts
-            }
-            Verdict::Held { .. } => waits("held"),
-            Verdict::Suspect { .. } => {
-                state.wait == "suspect" && state.attempts == settlement.attempts
-            }
-            Verdict::Unclaimed => !state.settled && !state.locked,
-        }
-    }
+/// The relay's owner text out of a claim's token, which adds the number of the claim.
+fn owner_of(token: &str) -> &str {
+    token.rsplit_once('#').map_or(token, |(owner, _)| owner)
 }

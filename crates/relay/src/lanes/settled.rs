@@ -1,0 +1,141 @@
+//! What was written leaves, and held followers come back.
+
+use posthaste_core::store::Fetched;
+
+use super::{LaneId, Lanes, Offered, Origin, RELEASE_LIMIT, State, Then, Unsettled, lane::Block};
+
+impl Lanes {
+    /// How many outcomes wait to be written.
+    pub fn unsettled(&self) -> usize {
+        self.settlements.len()
+    }
+
+    /// Up to `max` outcomes to write now.
+    pub fn next_settlements(&mut self, max: usize) -> Vec<Unsettled> {
+        let count = self.settlements.len().min(max);
+        self.settlements.drain(..count).collect()
+    }
+
+    /// These were written.
+    pub fn settled(&mut self, sequences: impl IntoIterator<Item = i64>) {
+        for sequence in sequences {
+            let Some(entry) = self.known.get_mut(&sequence) else {
+                continue;
+            };
+            let State::Settling(then) = entry.state else {
+                continue;
+            };
+            let lane = entry.lane;
+            if then == Then::Dispatch {
+                if self.rules.unordered || self.shards.contains_key(&entry.shard) {
+                    entry.state = State::Suspect;
+                    self.careful.recorded(sequence);
+                } else {
+                    // The shard is being handed over: the next owner finds the record.
+                    self.known.remove(&sequence);
+                    self.careful.done(sequence);
+                }
+                continue;
+            }
+            match self.leaving.stamp() {
+                Some(stamp) => {
+                    entry.state = State::Leaving { stamp, held: then == Then::Hold };
+                    self.leaving.push(stamp, sequence);
+                }
+                None => {
+                    self.known.remove(&sequence);
+                }
+            }
+            match (then, lane) {
+                (Then::AdvanceLane, Some(id)) => self.lane_done(id),
+                (Then::Hold, Some(id)) => self.hold_written(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// These were refused: the right to write them was lost.
+    pub fn refused(&mut self, sequences: impl IntoIterator<Item = i64>) {
+        for sequence in sequences {
+            self.stats.stale_settles += 1;
+            if self.known.get(&sequence).is_some_and(|e| matches!(e.state, State::Settling(_))) {
+                self.known.remove(&sequence);
+                self.careful.done(sequence);
+            }
+        }
+    }
+
+    pub(super) fn hold_written(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.holds -= 1;
+        if lane.block == Block::Releasing && lane.queue.is_empty() && !lane.busy() {
+            self.request_release(id);
+        }
+    }
+
+    /// Asks for the lane's held followers, once all holds are written: a read in between would
+    /// miss one and open the lane over it.
+    pub(super) fn request_release(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        if lane.holds > 0 || lane.reading {
+            return;
+        }
+        lane.reading = true;
+        lane.again = false;
+        self.releases.push(id);
+    }
+
+    /// Lanes whose held followers are to be read, with their destination's name.
+    pub fn next_releases(&mut self) -> Vec<(LaneId, String)> {
+        std::mem::take(&mut self.releases)
+            .into_iter()
+            .filter(|id| self.lanes.contains_key(id))
+            .map(|id| (id, self.rules.destinations[usize::from(id.destination)].clone()))
+            .collect()
+    }
+
+    /// The lane's held followers, in order; `None` when they could not be read.
+    pub fn released(&mut self, id: LaneId, rows: Option<Vec<Fetched>>) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.reading = false;
+        let Some(rows) = rows else {
+            self.request_release(id);
+            return;
+        };
+        let full = rows.len() >= RELEASE_LIMIT;
+        let mut accepted = false;
+        for row in rows {
+            accepted |= self.offer(row, Origin::Held, None) == Offered::Accepted;
+        }
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
+        lane.again |= full;
+        if !accepted && lane.block == Block::Releasing && !lane.busy() {
+            self.lane_done(id);
+        }
+    }
+
+    /// A read begins; its number is due back in [`read_merged`](Self::read_merged).
+    pub fn read_began(&mut self) -> u64 {
+        self.leaving.read_began()
+    }
+
+    /// Everything that this read found has been offered, or it failed.
+    pub fn read_merged(&mut self, read: u64) {
+        for (stamp, sequence) in self.leaving.read_merged(read) {
+            let leaves = self.known.get(&sequence).is_some_and(
+                |entry| matches!(entry.state, State::Leaving { stamp: s, .. } if s == stamp),
+            );
+            if leaves {
+                self.known.remove(&sequence);
+            }
+        }
+    }
+}

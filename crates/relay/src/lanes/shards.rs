@@ -1,0 +1,126 @@
+//! Shards come and go, and their lanes with them.
+
+use std::collections::BTreeSet;
+
+use posthaste_core::store::Blocked;
+
+use super::{
+    LaneId, Lanes, Ready, Shard, State,
+    lane::{Block, Lane},
+};
+
+impl Lanes {
+    /// Events of this shard are welcome from now on.
+    pub fn open_shard(&mut self, shard: u16, suspect_to: Option<i64>) {
+        self.shards.insert(shard, Shard { suspect_to });
+    }
+
+    /// The shard is to be handed over: what is in flight ends, the rest is forgotten.
+    pub fn close_shard(&mut self, shard: u16) {
+        self.shards.remove(&shard);
+        self.forget_waiting(&BTreeSet::from([shard]));
+    }
+
+    /// The shards are gone: nothing of theirs is dispatched or settled any more.
+    pub fn lose_shards(&mut self, lost: &BTreeSet<u16>) {
+        for shard in lost {
+            self.shards.remove(shard);
+        }
+        self.forget_waiting(lost);
+        self.lanes.retain(|_, lane| !lost.contains(&lane.shard));
+        let stats = &mut self.stats;
+        self.settlements.retain(|unsettled| {
+            let keep = !lost.contains(&unsettled.settlement.shard);
+            stats.stale_settles += u64::from(!keep);
+            keep
+        });
+        self.known.retain(|_, entry| {
+            if lost.contains(&entry.shard) {
+                if entry.state != State::InFlight {
+                    return false;
+                }
+                entry.state = State::Orphan;
+            }
+            true
+        });
+    }
+
+    pub(super) fn forget_waiting(&mut self, shards: &BTreeSet<u16>) {
+        let (mut hot, mut cold) = (0, 0);
+        let mut under_way = BTreeSet::new();
+        self.known.retain(|_, entry| {
+            if !shards.contains(&entry.shard) {
+                return true;
+            }
+            match entry.state {
+                State::Waiting if entry.hot => hot += 1,
+                State::Waiting => cold += 1,
+                State::InFlight | State::Settling(_) => under_way.extend(entry.lane),
+                State::Suspect | State::Leaving { .. } | State::Orphan => {}
+            }
+            !matches!(entry.state, State::Waiting | State::Suspect)
+        });
+        self.waiting_hot -= hot;
+        self.waiting_cold -= cold;
+        let known = &self.known;
+        for ready in [&mut self.hot, &mut self.cold] {
+            ready.retain(|item| match item {
+                Ready::Lane(_) => true,
+                Ready::Single(pending) => known.contains_key(&pending.sequence),
+            });
+        }
+        self.careful.forget(|sequence| known.contains_key(&sequence));
+        self.lanes.retain(|id, lane| !shards.contains(&lane.shard) || under_way.contains(id));
+        for lane in self.lanes.values_mut().filter(|lane| shards.contains(&lane.shard)) {
+            lane.queue.clear();
+            lane.scheduled = false;
+        }
+    }
+
+    /// Shards with events in flight or on their way to be settled.
+    pub fn busy_shards(&self) -> BTreeSet<u16> {
+        self.known
+            .values()
+            .filter(|entry| {
+                matches!(entry.state, State::InFlight | State::Settling(_) | State::Orphan)
+            })
+            .map(|entry| entry.shard)
+            .collect()
+    }
+
+    /// The lane is blocked in the database, left so by an earlier owner.
+    pub fn block(&mut self, shard: u16, blocked: &Blocked) {
+        let Some(destination) = self.destination_index(&blocked.destination) else {
+            return;
+        };
+        let id = LaneId { destination, key: blocked.key };
+        let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
+        lane.held = true;
+        lane.block = match (blocked.parked, blocked.waiting) {
+            (true, _) => Block::Parked,
+            (false, true) => Block::Waiting,
+            (false, false) => Block::Releasing,
+        };
+        if lane.block == Block::Releasing {
+            self.request_release(id);
+        }
+    }
+
+    /// Blocked lanes, for those who must ask whether an operator has acted.
+    pub fn blocked(&self) -> bool {
+        self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
+    }
+
+    /// Opens the one lane of `global` when nothing in the database blocks it any more.
+    pub fn unblock_global(&mut self) {
+        let idle: Vec<LaneId> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.block != Block::Open && !lane.busy())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in idle {
+            self.lane_done(id);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Row leases (`none`): the same reads as under shard leases, each of which claims what it finds.
+
+use std::{sync::Arc, time::Instant};
+
+use posthaste_core::{
+    Result,
+    store::{Due, Fetched, Page, Position, RowLease, Wait},
+};
+
+use crate::{
+    driver::{Done, Driver},
+    lanes::Origin,
+    source::NextRead,
+};
+
+impl Driver {
+    /// Row leases start at the lowest mark: everything before is settled.
+    pub(crate) async fn start_rows(&mut self) -> Result<()> {
+        let mark = self.store.shards().await?.iter().map(|shard| shard.mark).min().unwrap_or(0);
+        self.source.rewind(Position { sequence: mark, context: String::new() });
+        Ok(())
+    }
+
+    /// Row leases: the same three reads, each of which claims what it finds.
+    pub(crate) fn claim(&mut self, next: NextRead) {
+        let claim = self.next_claim();
+        let relay = self.shards.relay.clone();
+        let store = Arc::clone(&self.store);
+        self.expired = self.expired.filter(|sequence| self.lanes.in_hand(*sequence));
+        let may_claim_expired = self.expired.is_none();
+        let limit = self.config.batch;
+        self.tasks.spawn(async move {
+            let rows = match &next {
+                NextRead::Ahead(from, limit) => store
+                    .claim(&relay, &claim, from, *limit)
+                    .await
+                    .map(|claimed| (claimed.rows, claimed.position)),
+                NextRead::Late(from) => store
+                    .claim_late(&relay, &claim, from, limit)
+                    .await
+                    .map(|claimed| (claimed.rows, claimed.position)),
+                // One at a time: an event whose dispatch kills its process is alone when it does.
+                NextRead::Due(_) if may_claim_expired => {
+                    store.claim_expired(&relay, &claim).await.map(|row| {
+                        let rows = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
+                        (rows.into_iter().collect(), Position::default())
+                    })
+                }
+                NextRead::Due(_) => Ok((Vec::new(), Position::default())),
+            };
+            Done::Claimed { claim, next, rows }
+        });
+    }
+
+    pub(crate) fn claimed(
+        &mut self,
+        claim: &Arc<RowLease>,
+        next: &NextRead,
+        rows: Result<(Vec<Fetched>, Position)>,
+        now: Instant,
+    ) {
+        let Some((rows, position)) = self.came(rows, "claiming", now) else {
+            return;
+        };
+        if matches!(next, NextRead::Due(_)) {
+            self.expired = self.expired.or(rows.first().map(|row| row.sequence));
+        }
+        let count = rows.len();
+        let news = self.offer_all(rows, Origin::Cold, Some(claim));
+        match next {
+            NextRead::Ahead(_, limit) => {
+                let page = Page { rows: Vec::new(), position, caught_up: count < *limit };
+                self.source.read_ahead(&page, self.source.generation(), news);
+            }
+            NextRead::Late(_) => {
+                let page = Page { rows: Vec::new(), position, caught_up: true };
+                self.source.read_late(&page, self.source.generation(), news);
+            }
+            NextRead::Due(_) => {
+                let due = Due { rows: Vec::new(), next: None };
+                self.source.read_due(&due, now, news > 0, news);
+            }
+        }
+    }
+
+    pub(crate) fn claim_hot(&mut self, sequences: Vec<i64>) {
+        if sequences.is_empty() {
+            return;
+        }
+        self.hot_reads += 1;
+        let claim = self.next_claim();
+        let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
+        self.tasks.spawn(async move {
+            let rows = store.claim_hot(&relay, &claim, &sequences).await;
+            Done::HotClaimed { claim, rows }
+        });
+    }
+
+    pub(crate) fn next_claim(&mut self) -> Arc<RowLease> {
+        self.claims += 1;
+        Arc::new(RowLease { token: format!("{}/{}", self.shards.relay.owner(), self.claims) })
+    }
+}

@@ -1,0 +1,72 @@
+//! The end: what is in flight may end, leases are released, the relay is forgotten.
+
+use std::time::Duration;
+
+use posthaste_core::Result;
+
+use crate::{
+    Stats,
+    driver::{Driver, Stopping},
+};
+
+impl Driver {
+    /// Claims end; what is in flight may end; what waits is forgotten or given back.
+    pub(crate) fn begin_stop(&mut self) {
+        let mark = self.mark().sequence;
+        self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
+        if self.by_rows() {
+            self.lanes.give_back();
+        } else {
+            for held in self.shards.held() {
+                self.lanes.close_shard(held.shard);
+            }
+        }
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        match &self.stopping {
+            Some(stopping) => {
+                let drained = self.lanes.in_flight() == 0
+                    && self.lanes.unsettled() == 0
+                    && !self.settling
+                    && self.unwritten.is_none()
+                    && !self.acquiring
+                    && !self.handing_over;
+                drained || self.clock.now() >= stopping.until
+            }
+            None if self.once => {
+                let stats = *self.wires.stats.borrow();
+                let nothing_owned = self.acquired_once
+                    && !self.acquiring
+                    && !self.by_rows()
+                    && self.shards.reading().is_empty();
+                stats.idle || nothing_owned
+            }
+            None => false,
+        }
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<Stats> {
+        let mut mark = self.mark();
+        if let Some(stopping) = &self.stopping {
+            mark.sequence = mark.sequence.min(stopping.mark);
+        }
+        self.tasks.abort_all();
+        let held = self.shards.held();
+        let relay = self.shards.relay.clone();
+        let end = async {
+            if !held.is_empty() {
+                self.store.release(&relay, &held, &mark).await?;
+            }
+            self.store.retire(&relay).await?;
+            self.store.notify().await
+        };
+        match tokio::time::timeout(self.config.drain.max(Duration::from_secs(1)), end).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "leases were not released; they expire"),
+            Err(_) => tracing::warn!("leases were not released in time; they expire"),
+        }
+        self.publish_stats();
+        Ok(*self.wires.stats.borrow())
+    }
+}

@@ -1,0 +1,301 @@
+//! Writing events in the caller's own transaction.
+//!
+//! A plain insert; only when it meets an id that is there already does the way grow longer. No
+//! read comes first: under `repeatable read` it would not see what was committed since the
+//! transaction began, and a locking read of an id that is not there would lock the gap in which
+//! all others insert. `insert ignore` would also ignore a value that does not fit.
+
+use std::collections::HashMap;
+
+use posthaste_core::{
+    Error, ErrorKind, Event, Result,
+    envelope::{headers_column, ordering_column},
+};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlArguments, mysql::MySqlRow};
+use uuid::Uuid;
+
+use super::{listing, number, padded, row::key_hash};
+use crate::{Enqueued, Tables, failure::failed};
+
+/// Most events in one statement: 16 values each, of the 65,535 that a statement may have.
+const STATEMENT_EVENTS: usize = 1000;
+
+/// Payload bytes in one statement: a server takes 16 MB in one packet unless told otherwise.
+const STATEMENT_BYTES: usize = 4 * 1024 * 1024;
+
+/// A unique key met a value that is there already.
+const DUPLICATE_ENTRY: u16 = 1062;
+
+/// See [`Dialect::enqueue`](crate::Dialect::enqueue).
+pub(super) async fn enqueue(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    events: &[Event],
+) -> Result<Vec<Enqueued>> {
+    refuse_two_of_one_id(events)?;
+    match events {
+        [] => Ok(Vec::new()),
+        [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
+        _ => {
+            let mut enqueued = HashMap::with_capacity(events.len());
+            for chunk in chunks(events) {
+                enqueue_many(connection, tables, chunk, &mut enqueued).await?;
+            }
+            answers(events, &mut enqueued)
+        }
+    }
+}
+
+const INSERT: &str = "
+    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
+        routing_key, schema_id, schema_version, ordering_key, key_hash, headers, payload,
+        content_type, occurred_at, not_before)
+    values ";
+
+/// Times as microseconds since 1970: the driver's own types of time are features that we leave
+/// to the application.
+const VALUES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+        timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00'),
+        timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00'))";
+
+type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
+
+fn bind_event<'q>(query: Query<'q>, event: &'q Event) -> Query<'q> {
+    let id = event.id().hyphenated().to_string();
+    let hash = key_hash(event.ordering_key().as_deref().unwrap_or(&id));
+    query
+        .bind(id)
+        .bind(event.event_type())
+        .bind(event.aggregate_type())
+        .bind(event.aggregate_id())
+        .bind(event.tenant())
+        .bind(event.topic())
+        .bind(event.routing_key())
+        .bind(event.schema_id())
+        .bind(event.schema_version())
+        .bind(ordering_column(event))
+        .bind(hash)
+        .bind(headers_column(event))
+        .bind(&event.payload()[..])
+        .bind(event.content_type())
+        .bind(event.occurred_at().as_microsecond())
+        .bind(event.deliver_at().map(jiff::Timestamp::as_microsecond))
+}
+
+async fn enqueue_one(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    event: &Event,
+) -> Result<Enqueued> {
+    let sql = AssertSqlSafe(format!("{}{VALUES}", tables.sql(INSERT).0));
+    let id = event.id();
+    match bind_event(sqlx::query(sql), event).execute(&mut *connection).await {
+        Ok(written) => {
+            Ok(Enqueued { id, sequence: written.last_insert_id() as i64, duplicate: false })
+        }
+        // Only the statement was undone, not the caller's transaction; and the refused insert has
+        // waited for whoever was writing the same id, and holds its row since.
+        Err(error) if number(&error) == DUPLICATE_ENTRY => {
+            let known = find_known(connection, tables, FIND_LATEST, &[id]).await?;
+            duplicate(event, known.get(&id))
+        }
+        Err(error) => Err(failed("writing an event")(error)),
+    }
+}
+
+/// Writes what is not there yet in one statement. A duplicate undoes it whole: then those that
+/// this transaction can see are left out, and if it sees none, the events go one by one.
+async fn enqueue_many(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    events: &[Event],
+    enqueued: &mut HashMap<Uuid, Enqueued>,
+) -> Result<()> {
+    let mut left: Vec<&Event> = Vec::with_capacity(events.len());
+    for event in events {
+        if !enqueued.contains_key(&event.id()) && left.iter().all(|e| e.id() != event.id()) {
+            left.push(event);
+        }
+    }
+    while !left.is_empty() {
+        if insert_many(connection, tables, &left).await? {
+            let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
+            let written = find_known(connection, tables, FIND_SEEN, &ids).await?;
+            for event in left {
+                let answer = duplicate(event, written.get(&event.id()))?;
+                enqueued.insert(event.id(), Enqueued { duplicate: false, ..answer });
+            }
+            return Ok(());
+        }
+        let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
+        let known = find_known(connection, tables, FIND_SEEN, &ids).await?;
+        if known.is_empty() {
+            break;
+        }
+        for event in left.extract_if(.., |event| known.contains_key(&event.id())) {
+            enqueued.insert(event.id(), duplicate(event, known.get(&event.id()))?);
+        }
+    }
+    for event in left {
+        enqueued.insert(event.id(), enqueue_one(connection, tables, event).await?);
+    }
+    Ok(())
+}
+
+/// Whether the events were written; `false` when one of the ids was there already.
+async fn insert_many(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    events: &[&Event],
+) -> Result<bool> {
+    let values = vec![VALUES; events.len()].join(", ");
+    let sql = AssertSqlSafe(format!("{}{values}", tables.sql(INSERT).0));
+    // Not kept prepared: there are too many lengths.
+    let mut query = sqlx::query(sql).persistent(false);
+    for event in events {
+        query = bind_event(query, event);
+    }
+    match query.execute(connection).await {
+        Ok(_) => Ok(true),
+        Err(error) if number(&error) == DUPLICATE_ENTRY => Ok(false),
+        Err(error) => Err(failed("writing events")(error)),
+    }
+}
+
+/// What is there already under an event's id: its sequence, and what must not differ.
+struct Known {
+    sequence: i64,
+    event_type: String,
+    aggregate_type: String,
+    aggregate_id: Option<String>,
+    tenant: Option<String>,
+    ordering_key: Option<String>,
+}
+
+/// What this transaction sees.
+const FIND_SEEN: &str = "
+    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
+    from {events}
+    where event_id in ({list})";
+
+/// What is committed by now, whenever this transaction began.
+const FIND_LATEST: &str = "
+    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
+    from {events}
+    where event_id in ({list})
+    lock in share mode";
+
+async fn find_known(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    template: &'static str,
+    ids: &[Uuid],
+) -> Result<HashMap<Uuid, Known>> {
+    let mut query = sqlx::query(listing(tables, template, ids.len()));
+    for id in padded(ids) {
+        query = query.bind(id.hyphenated().to_string());
+    }
+    query
+        .try_map(|row: MySqlRow| {
+            let known = Known {
+                sequence: row.try_get(1)?,
+                event_type: row.try_get(2)?,
+                aggregate_type: row.try_get(3)?,
+                aggregate_id: row.try_get(4)?,
+                tenant: row.try_get(5)?,
+                ordering_key: row.try_get(6)?,
+            };
+            let id = Uuid::try_parse(row.try_get(0)?);
+            Ok((id.map_err(|error| sqlx::Error::Decode(Box::new(error)))?, known))
+        })
+        .fetch_all(connection)
+        .await
+        .map(|known| known.into_iter().collect())
+        .map_err(failed("looking for an event that was written before"))
+}
+
+/// The answer for an event whose id was there already.
+fn duplicate(event: &Event, known: Option<&Known>) -> Result<Enqueued> {
+    let id = event.id();
+    let Some(known) = known else {
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("event {id} was being purged while it was written again; try again"),
+        ));
+    };
+    let differs = if known.tenant.as_deref() != event.tenant() {
+        "tenant"
+    } else if known.event_type != event.event_type() {
+        "event type"
+    } else if known.aggregate_type != event.aggregate_type() {
+        "aggregate type"
+    } else if known.aggregate_id.as_deref() != event.aggregate_id() {
+        "aggregate id"
+    } else if known.ordering_key.as_deref() != ordering_column(event) {
+        "ordering key"
+    } else {
+        return Ok(Enqueued { id, sequence: known.sequence, duplicate: true });
+    };
+    Err(conflict(id, differs))
+}
+
+/// One answer an event, in the order of the call; an id that comes twice was written by its first.
+fn answers(events: &[Event], enqueued: &mut HashMap<Uuid, Enqueued>) -> Result<Vec<Enqueued>> {
+    events
+        .iter()
+        .map(|event| {
+            let answer = enqueued.get_mut(&event.id()).ok_or_else(|| {
+                Error::new(ErrorKind::Database, format!("event {} was not written", event.id()))
+            })?;
+            let first = *answer;
+            answer.duplicate = true;
+            Ok(first)
+        })
+        .collect()
+}
+
+/// An id twice in one call must mean the same event twice.
+fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
+    if events.len() < 2 {
+        return Ok(());
+    }
+    let mut seen: HashMap<Uuid, &Event> = HashMap::with_capacity(events.len());
+    for event in events {
+        let Some(first) = seen.insert(event.id(), event) else {
+            continue;
+        };
+        let same = first.tenant() == event.tenant()
+            && first.event_type() == event.event_type()
+            && first.aggregate_type() == event.aggregate_type()
+            && first.aggregate_id() == event.aggregate_id()
+            && first.ordering() == event.ordering()
+            && first.payload() == event.payload();
+        if !same {
+            return Err(conflict(event.id(), "content"));
+        }
+    }
+    Ok(())
+}
+
+fn conflict(id: Uuid, differs: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("event {id} was written before with another {differs}; give it an id of its own"),
+    )
+}
+
+/// The events in pieces that fit into one statement; nearly always one piece.
+fn chunks(mut events: &[Event]) -> Vec<&[Event]> {
+    let mut chunks = Vec::with_capacity(1);
+    while !events.is_empty() {
+        let mut bytes = 0;
+        let fits = events.iter().take(STATEMENT_EVENTS).take_while(|event| {
+            bytes += event.payload().len();
+            bytes <= STATEMENT_BYTES
+        });
+        let (chunk, rest) = events.split_at(fits.count().max(1));
+        chunks.push(chunk);
+        events = rest;
+    }
+    chunks
+}

@@ -1,0 +1,267 @@
+//! Who may work on which shard, decided by the database's clock.
+//!
+//! `utc_timestamp(6)` is the time at which a statement began: a renewal that had to wait for a
+//! lock gives a lease that ends earlier, never later.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Result,
+    store::{Census, Held, Leases, LiveRelay, Position, Relay, ShardLease},
+};
+use sqlx::MySqlConnection;
+
+use super::{MySqlStore, micros, padded};
+use crate::failure::failed;
+
+#[async_trait]
+impl Leases for MySqlStore {
+    async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
+        self.beat(relay, reserved).await?;
+        Ok(Census { live: self.live().await?, owners: self.owners().await? })
+    }
+
+    async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut transaction = self.begin("acquiring shards").await?;
+        let leases = self.take(&mut transaction, relay, wanted).await?;
+        transaction.commit().await.map_err(failed("acquiring shards"))?;
+        Ok(leases)
+    }
+
+    async fn renew(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<Vec<u16>> {
+        const RENEW: &str = "
+            update {shards}
+            set locked_until = timestampadd(microsecond, ?, utc_timestamp(6)), mark = ?,
+                mark_context = ?
+            where tenant_group = '' and shard in ({list})";
+
+        let mut transaction = self.begin("renewing leases").await?;
+        let mine = self.lock_mine(&mut transaction, relay, held).await?;
+        if !mine.is_empty() {
+            let mut query = sqlx::query(self.listing(RENEW, mine.len()))
+                .bind(micros(relay.lease))
+                .bind(mark.sequence)
+                .bind(&mark.context);
+            for shard in padded(&mine) {
+                query = query.bind(shard);
+            }
+            query.execute(&mut *transaction).await.map_err(failed("renewing leases"))?;
+        }
+        transaction.commit().await.map_err(failed("renewing leases"))?;
+        Ok(mine)
+    }
+
+    async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()> {
+        const RELEASE: &str = "
+            update {shards}
+            set locked_by = null, locked_until = null, mark = ?, mark_context = ?
+            where tenant_group = '' and shard in ({list})";
+
+        let mut transaction = self.begin("releasing leases").await?;
+        let mine = self.lock_mine(&mut transaction, relay, held).await?;
+        if !mine.is_empty() {
+            let mut query = sqlx::query(self.listing(RELEASE, mine.len()))
+                .bind(mark.sequence)
+                .bind(&mark.context);
+            for shard in padded(&mine) {
+                query = query.bind(shard);
+            }
+            query.execute(&mut *transaction).await.map_err(failed("releasing leases"))?;
+        }
+        transaction.commit().await.map_err(failed("releasing leases"))
+    }
+
+    async fn retire(&self, relay: &Relay) -> Result<()> {
+        const RETIRE: &str = "delete from {relays} where owner = ?";
+
+        sqlx::query(self.tables.sql(RETIRE))
+            .bind(relay.owner())
+            .execute(&self.pool)
+            .await
+            .map_err(failed("retiring"))?;
+        Ok(())
+    }
+}
+
+const BEAT: &str = "
+    insert into {relays} (owner, name, ordering, version, lease_ms, reserved, started_at,
+        heartbeat_at)
+    values (?, ?, ?, ?, ?, ?, utc_timestamp(6), utc_timestamp(6))
+    on duplicate key update lease_ms = ?, reserved = ?, heartbeat_at = utc_timestamp(6)";
+
+const LIVE: &str = "
+    select owner, ordering,
+        timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6),
+        timestampadd(microsecond, lease_ms * 10000 + 3600000000, heartbeat_at) < utc_timestamp(6)
+    from {relays}
+    order by owner";
+
+const FORGET: &str = "
+    delete from {relays}
+    where owner = ?
+        and timestampadd(microsecond, lease_ms * 10000 + 3600000000, heartbeat_at)
+            < utc_timestamp(6)
+        and not exists (select 1 from {shards} s where s.locked_by = {relays}.owner)";
+
+const OWNERS: &str = "
+    select case when locked_until > utc_timestamp(6) then locked_by end
+    from {shards}
+    where tenant_group = ''
+    order by shard";
+
+impl MySqlStore {
+    async fn beat(&self, relay: &Relay, reserved: i64) -> Result<()> {
+        let lease = i64::try_from(relay.lease.as_millis()).unwrap_or(i64::MAX / 1_000_000);
+        sqlx::query(self.tables.sql(BEAT))
+            .bind(relay.owner())
+            .bind(&relay.name)
+            .bind(relay.ordering.as_str())
+            .bind(env!("CARGO_PKG_VERSION"))
+            .bind(lease)
+            .bind(reserved)
+            .bind(lease)
+            .bind(reserved)
+            .execute(&self.pool)
+            .await
+            .map_err(failed("a heartbeat"))?;
+        Ok(())
+    }
+
+    /// Who is alive. Those who have long been dead are forgotten on the way.
+    async fn live(&self) -> Result<Vec<LiveRelay>> {
+        let relays: Vec<(String, String, bool, bool)> = sqlx::query_as(self.tables.sql(LIVE))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("a heartbeat"))?;
+        let mut live = Vec::with_capacity(relays.len());
+        for (owner, ordering, alive, long_dead) in relays {
+            if alive {
+                live.push(LiveRelay { owner, ordering: ordering.parse()? });
+            } else if long_dead {
+                sqlx::query(self.tables.sql(FORGET))
+                    .bind(owner)
+                    .execute(&self.pool)
+                    .await
+                    .map_err(failed("forgetting a relay"))?;
+            }
+        }
+        Ok(live)
+    }
+
+    async fn owners(&self) -> Result<Vec<Option<String>>> {
+        sqlx::query_scalar(self.tables.sql(OWNERS))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("a heartbeat"))
+    }
+}
+
+const FREE: &str = "
+    select shard, epoch, mark, mark_context, locked_by
+    from {shards}
+    where tenant_group = '' and shard in ({list})
+        and (locked_by is null or locked_until < utc_timestamp(6))
+    order by shard
+    for update {skip_locked}";
+
+const TAKE: &str = "
+    update {shards}
+    set locked_by = ?, locked_until = timestampadd(microsecond, ?, utc_timestamp(6)),
+        epoch = epoch + 1
+    where tenant_group = '' and shard in ({list})";
+
+/// Up to where a relay that died may have handed events out. One that was forgotten may have had
+/// any event.
+const RESERVED: &str = "
+    select coalesce((select reserved from {relays} where owner = ?),
+        (select max(sequence) from {events}), 0)";
+
+impl MySqlStore {
+    async fn take(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        wanted: &[u16],
+    ) -> Result<Vec<ShardLease>> {
+        let mut query = sqlx::query_as(self.locking(FREE, wanted.len()).await?);
+        for shard in padded(wanted) {
+            query = query.bind(shard);
+        }
+        let free: Vec<(i32, i64, i64, String, Option<String>)> =
+            query.fetch_all(&mut *connection).await.map_err(failed("acquiring shards"))?;
+        if free.is_empty() {
+            return Ok(Vec::new());
+        }
+        let shards: Vec<i32> = free.iter().map(|row| row.0).collect();
+        let mut query = sqlx::query(self.listing(TAKE, shards.len()))
+            .bind(relay.owner())
+            .bind(micros(relay.lease));
+        for shard in padded(&shards) {
+            query = query.bind(shard);
+        }
+        query.execute(&mut *connection).await.map_err(failed("acquiring shards"))?;
+        let mut reserved = HashMap::new();
+        let mut leases = Vec::with_capacity(free.len());
+        for (shard, epoch, mark, context, previous) in free {
+            let suspect_to = match previous {
+                None => None,
+                Some(owner) => match reserved.get(&owner) {
+                    Some(&known) => Some(known),
+                    None => {
+                        let asked = self.reserved(connection, &owner).await?;
+                        reserved.insert(owner, asked);
+                        Some(asked)
+                    }
+                },
+            };
+            leases.push(ShardLease {
+                held: Held { shard: shard as u16, epoch: epoch + 1 },
+                mark: Position { sequence: mark, context },
+                suspect_to,
+            });
+        }
+        Ok(leases)
+    }
+
+    async fn reserved(&self, connection: &mut MySqlConnection, owner: &str) -> Result<i64> {
+        sqlx::query_scalar(self.tables.sql(RESERVED))
+            .bind(owner)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("acquiring shards"))
+    }
+}
+
+const MINE: &str = "
+    select shard, epoch from {shards}
+    where tenant_group = '' and locked_by = ? and shard in ({list})
+    order by shard
+    for update";
+
+impl MySqlStore {
+    /// Locks those shards that are still held, in shard order, as every settle does.
+    async fn lock_mine(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        held: &[Held],
+    ) -> Result<Vec<u16>> {
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut query = sqlx::query_as(self.listing(MINE, held.len())).bind(relay.owner());
+        for held in padded(held) {
+            query = query.bind(held.shard);
+        }
+        let owned: Vec<(i32, i64)> =
+            query.fetch_all(connection).await.map_err(failed("locking leases"))?;
+        let still = |(shard, epoch): (i32, i64)| {
+            held.contains(&Held { shard: shard as u16, epoch }).then_some(shard as u16)
+        };
+        Ok(owned.into_iter().filter_map(still).collect())
+    }
+}
