@@ -14,8 +14,8 @@ use posthaste_core::{
     Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity,
-        RelayOrdering, RowLease, SettleReport, Store,
+        Blocked, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity, RelayOrdering,
+        RowLease, SettleReport, Store,
     },
     transport::{Outcome, Transport},
 };

@@ -39,12 +39,52 @@ pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>> {
         "sqlite" => Ok(Arc::new(crate::sqlite::SqliteStore::connect(url, tables, options).await?)),
         // Those that are compiled in have been matched above.
         #[allow(unreachable_patterns)]
-        "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Err(Error::invalid(format!(
+        _ => Err(unknown(scheme)),
+    }
+}
+
+/// All migrations of the database that the URL names, as SQL. Connects to nothing: of the URL only
+/// the scheme counts. Called inside a Tokio runtime, as everything that holds a pool.
+pub fn migrations_sql(url: &str, options: &Options, shards: Option<u16>) -> Result<String> {
+    let scheme = url.split(':').next().unwrap_or_default();
+    let tables = Tables::new(options.table.clone());
+    match scheme {
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let nowhere = sqlx::postgres::PgConnectOptions::new_without_pgpass();
+            unconnected::<sqlx::Postgres>(nowhere, tables).migrations_sql(shards)
+        }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let nowhere = sqlx::mysql::MySqlConnectOptions::new();
+            unconnected::<sqlx::MySql>(nowhere, tables).migrations_sql(shards)
+        }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => {
+            let nowhere = sqlx::sqlite::SqliteConnectOptions::new();
+            unconnected::<sqlx::Sqlite>(nowhere, tables).migrations_sql(shards)
+        }
+        _ => Err(unknown(scheme)),
+    }
+}
+
+/// A store that knows its dialect and would connect at its first query.
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+fn unconnected<DB: crate::Dialect>(
+    nowhere: <DB::Connection as sqlx::Connection>::Options,
+    tables: Tables,
+) -> Arc<dyn Store> {
+    DB::store(sqlx::pool::PoolOptions::new().connect_lazy_with(nowhere), tables)
+}
+
+fn unknown(scheme: &str) -> Error {
+    match scheme {
+        "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Error::invalid(format!(
             "support for {scheme} is not compiled in; build with the feature of that name"
-        ))),
-        _ => Err(Error::invalid(format!(
+        )),
+        _ => Error::invalid(format!(
             "database URL has the unknown scheme {scheme:?}; use postgres://, mysql://, \
              mariadb:// or sqlite:"
-        ))),
+        )),
     }
 }

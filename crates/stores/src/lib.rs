@@ -22,7 +22,7 @@ pub mod mysql;
 pub mod sqlite;
 
 pub use self::{
-    connect::{Options, connect},
+    connect::{Options, connect, migrations_sql},
     dialect::{Dialect, Enqueued},
     tables::Tables,
 };

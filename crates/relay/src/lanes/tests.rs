@@ -1,1 +1,295 @@
+//! Lanes against a model of the database: any schedule of reads, outcomes, settles and crashes
+//! loses nothing and keeps order.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use posthaste_core::{Event, store::Blocked};
+use proptest::prelude::*;
+
+use posthaste_core::{
+    Envelope,
+    store::{Fetched, Wait},
+    transport::Outcome,
+};
+
+use super::*;
+
+mod schedule;
+
+fn rules(on_dead: OnDead, global: bool) -> Rules {
+    Rules {
+        global,
+        unordered: false,
+        on_dead,
+        max_attempts: 3,
+        wait: Box::new(|n| Duration::from_millis(u64::from(n))),
+        destinations: vec!["there".to_owned()],
+    }
+}
+
+fn envelope(sequence: i64, key: u8) -> Envelope {
+    Envelope {
+        sequence,
+        attempts: 0,
+        replay: 0,
+        created_at: jiff_epoch(),
+        event: Event::builder("E").aggregate("A", key).raw_json("{}").build().unwrap(),
+    }
+}
+
+fn jiff_epoch() -> jiff::Timestamp {
+    jiff::Timestamp::UNIX_EPOCH
+}
+
+fn row(sequence: i64, key: u8) -> Fetched {
+    Fetched {
+        sequence,
+        shard: 0,
+        key: Some(Key(i64::from(key))),
+        attempts: 0,
+        wait: None,
+        content: Ok(envelope(sequence, key)),
+    }
+}
+
+fn open(on_dead: OnDead) -> Lanes {
+    let mut lanes = Lanes::new(rules(on_dead, false));
+    lanes.open_shard(0, None);
+    lanes
+}
+
+fn dispatch(lanes: &mut Lanes) -> Vec<i64> {
+    lanes.next_batch(100, i64::MAX).0.iter().map(|envelope| envelope.sequence).collect()
+}
+
+/// Writes everything that waits to be written, and says so. Gives what it was.
+fn settle(lanes: &mut Lanes) -> Vec<(i64, Verdict)> {
+    let written: Vec<_> = lanes
+        .next_settlements(100)
+        .into_iter()
+        .map(|unsettled| (unsettled.settlement.sequence, unsettled.settlement.verdict))
+        .collect();
+    lanes.settled(written.iter().map(|(sequence, _)| *sequence));
+    written
+}
+
+#[test]
+fn events_of_one_key_go_one_after_the_other_and_keys_side_by_side() {
+    let mut lanes = open(OnDead::Skip);
+    for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
+        assert_eq!(lanes.offer(row(sequence, key), Origin::Cold, None), Offered::Accepted);
+    }
+    assert_eq!(dispatch(&mut lanes), [1, 3]);
+    lanes.outcome(1, Outcome::Delivered);
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_failed_event_blocks_only_its_own_lane_and_its_followers_are_marked_held_once() {
+    let mut lanes = open(OnDead::Skip);
+    for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
+        lanes.offer(row(sequence, key), Origin::Cold, None);
+    }
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::retry("no"));
+    lanes.outcome(3, Outcome::Delivered);
+    let written = settle(&mut lanes);
+    assert!(matches!(written[0], (1, Verdict::Retry { .. })), "{written:?}");
+    assert!(matches!(written[1], (2, Verdict::Held { .. })), "{written:?}");
+    assert!(matches!(written[2], (3, Verdict::Sent)), "{written:?}");
+    // Later followers are held as well; other keys go on.
+    assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None), Offered::Held);
+    assert_eq!(lanes.offer(row(5, 2), Origin::Cold, None), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [5]);
+}
+
+#[test]
+fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
+    let mut lanes = open(OnDead::Skip);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, 1), Origin::Cold, None);
+    }
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::retry("no"));
+    settle(&mut lanes);
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
+    assert_eq!(lanes.offer(due, Origin::Due, None), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [1]);
+    // Written while the head is under way: must not overtake 2 and 3.
+    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None), Offered::Held);
+    lanes.outcome(1, Outcome::Delivered);
+    assert!(lanes.next_releases().is_empty(), "4 is not written yet");
+    settle(&mut lanes);
+    let (lane, destination) = lanes.next_releases().pop().unwrap();
+    assert_eq!(destination, "there");
+    let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
+    lanes.released(lane, Some(vec![held(2), held(3), held(4)]));
+    for sequence in [2, 3, 4] {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.outcome(sequence, Outcome::Delivered);
+    }
+    settle(&mut lanes);
+    assert!(lanes.next_releases().is_empty());
+    assert!(lanes.is_idle());
+    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None), Offered::Accepted);
+}
+
+#[test]
+fn a_lane_passes_a_dead_event_only_after_its_death_was_written() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(2, 1), Origin::Cold, None);
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::dead("never"));
+    assert!(dispatch(&mut lanes).is_empty());
+    settle(&mut lanes);
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
+    let mut lanes = open(OnDead::Park);
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(2, 1), Origin::Cold, None);
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::dead("never"));
+    settle(&mut lanes);
+    assert!(dispatch(&mut lanes).is_empty());
+    let nudge = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
+    assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None), Offered::Ignored);
+    let (lane, _) = lanes.next_releases().pop().unwrap();
+    lanes.released(lane, Some(vec![nudge]));
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn the_tenth_failure_is_the_last_and_retry_after_burns_no_attempt() {
+    let mut lanes = open(OnDead::Skip);
+    let due = |attempts| Fetched { wait: Some(Wait::Retry), attempts, ..row(1, 1) };
+    let patience = Outcome::Retry { error: "later".to_owned(), after: Some(Duration::ZERO) };
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    for (outcome, attempts) in [(patience, 0), (Outcome::retry("1"), 1), (Outcome::retry("2"), 2)] {
+        dispatch(&mut lanes);
+        lanes.outcome(1, outcome);
+        let unsettled = lanes.next_settlements(1).pop().unwrap();
+        assert_eq!(unsettled.settlement.attempts, attempts);
+        lanes.settled([1]);
+        lanes.offer(due(attempts), Origin::Due, None);
+    }
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::retry("3"));
+    let unsettled = lanes.next_settlements(1).pop().unwrap();
+    assert_eq!(unsettled.settlement.attempts, 3);
+    assert!(matches!(unsettled.settlement.verdict, Verdict::Dead { .. }));
+}
+
+#[test]
+fn a_row_that_cannot_be_decoded_dies_in_its_turn_and_the_rows_behind_it_go_on() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(Fetched { content: Err("headers".to_owned()), ..row(1, 1) }, Origin::Cold, None);
+    lanes.offer(row(2, 1), Origin::Cold, None);
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(matches!(settle(&mut lanes)[0], (1, Verdict::Dead { .. })));
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_suspect_is_recorded_before_it_is_dispatched_and_dies_alone() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, false));
+    lanes.open_shard(0, Some(40));
+    for sequence in 1..=40 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None);
+    }
+    lanes.offer(row(41, 41), Origin::Cold, None);
+    assert_eq!(dispatch(&mut lanes), [41], "what came after the crash needs no care");
+    let recorded = settle(&mut lanes);
+    assert_eq!(recorded.len(), 16);
+    assert!(recorded.iter().all(|(_, v)| matches!(v, Verdict::Suspect { .. })));
+    assert_eq!(dispatch(&mut lanes).len(), 16);
+
+    // The relay dies; the next owner finds 16 recorded ones and takes them one at a time.
+    let mut lanes = Lanes::new(rules(OnDead::Skip, false));
+    lanes.open_shard(0, Some(40));
+    for sequence in 1..=16 {
+        let due =
+            Fetched { wait: Some(Wait::Suspect), attempts: 1, ..row(sequence, sequence as u8) };
+        lanes.offer(due, Origin::Due, None);
+    }
+    dispatch(&mut lanes);
+    assert_eq!(settle(&mut lanes).len(), 1);
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.outcome(1, Outcome::Delivered);
+    dispatch(&mut lanes);
+    assert_eq!(settle(&mut lanes).len(), 2, "sent, and the next one's record");
+
+    // One that was recorded as often as may be is dead without another try.
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(Fetched { wait: Some(Wait::Suspect), attempts: 3, ..row(7, 7) }, Origin::Due, None);
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(matches!(settle(&mut lanes)[0], (7, Verdict::Dead { .. })));
+}
+
+#[test]
+fn what_a_read_began_before_the_settle_brings_back_is_ignored() {
+    let mut lanes = open(OnDead::Skip);
+    let read = lanes.read_began();
+    lanes.offer(row(1, 1), Origin::Hot, None);
+    dispatch(&mut lanes);
+    lanes.outcome(1, Outcome::Delivered);
+    settle(&mut lanes);
+    assert_eq!(lanes.offer(row(1, 1), Origin::Cold, None), Offered::Ignored);
+    lanes.read_merged(read);
+    assert_eq!(lanes.in_memory(), 0);
+}
+
+#[test]
+fn an_outcome_after_the_shard_was_lost_is_counted_and_written_nowhere() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    dispatch(&mut lanes);
+    lanes.lose_shards(&BTreeSet::from([0]));
+    assert_eq!(lanes.busy_shards(), BTreeSet::from([0]), "not to be taken back yet");
+    lanes.outcome(1, Outcome::Delivered);
+    assert_eq!((lanes.unsettled(), lanes.stats.stale_settles), (0, 1));
+    assert!(lanes.busy_shards().is_empty());
+}
+
+#[test]
+fn hot_and_cold_are_drained_two_to_one() {
+    let mut lanes = open(OnDead::Skip);
+    for sequence in 0..30 {
+        let origin = if sequence < 15 { Origin::Cold } else { Origin::Hot };
+        lanes.offer(row(sequence, sequence as u8), origin, None);
+    }
+    let first: Vec<bool> =
+        lanes.next_batch(9, i64::MAX).0.iter().map(|e| e.sequence >= 15).collect();
+    assert_eq!(first, [true, true, false, true, true, false, true, true, false]);
+}
+
+#[test]
+fn nothing_behind_the_reservation_is_handed_out() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(20, 2), Origin::Cold, None);
+    let (batch, wanted) = lanes.next_batch(10, 10);
+    assert_eq!((batch.len(), wanted), (1, true));
+    assert_eq!(lanes.next_batch(10, 20).0[0].sequence, 20);
+}
+
+#[test]
+fn under_global_a_failed_event_holds_everything_and_nothing_is_marked() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, true));
+    lanes.open_shard(0, None);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None);
+    }
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.outcome(1, Outcome::retry("no"));
+    assert_eq!(settle(&mut lanes).len(), 1);
+    assert!(dispatch(&mut lanes).is_empty());
+    lanes.offer(Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) }, Origin::Due, None);
+    for sequence in 1..=3 {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.outcome(sequence, Outcome::Delivered);
+    }
+}

@@ -5,7 +5,7 @@
 //! transaction began, and a locking read of an id that is not there would lock the gap in which
 //! all others insert. `insert ignore` would also ignore a value that does not fit.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use posthaste_core::{
     Error, ErrorKind, Event, Result,
@@ -111,16 +111,13 @@ async fn enqueue_many(
     events: &[Event],
     enqueued: &mut HashMap<Uuid, Enqueued>,
 ) -> Result<()> {
-    let mut left: Vec<&Event> = Vec::with_capacity(events.len());
-    for event in events {
-        if !enqueued.contains_key(&event.id()) && left.iter().all(|e| e.id() != event.id()) {
-            left.push(event);
-        }
-    }
+    let mut met: HashSet<Uuid> = enqueued.keys().copied().collect();
+    let mut left: Vec<&Event> = events.iter().filter(|event| met.insert(event.id())).collect();
     while !left.is_empty() {
         if insert_many(connection, tables, &left).await? {
             let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
-            let written = find_known(connection, tables, FIND_SEEN, &ids).await?;
+            // Not by a plain read: it would fix the snapshot of the caller's later reads.
+            let written = find_known(connection, tables, FIND_LATEST, &ids).await?;
             for event in left {
                 let answer = duplicate(event, written.get(&event.id()))?;
                 enqueued.insert(event.id(), Enqueued { duplicate: false, ..answer });

@@ -113,12 +113,12 @@ macro_rules! unmarked {
         concat!(
             "select e.sequence
              from (
-                 select distinct mark_context::pg_snapshot as prev from {shards}
+                 select distinct mark_context from {shards}
                  where tenant_group = '' and mark_context <> ''
              ) m
              cross join lateral (
                  select e.sequence from {events} e
-                 where e.xid = any(array(select pg_snapshot_xip(m.prev)))
+                 where e.xid = any(array(select pg_snapshot_xip(m.mark_context::pg_snapshot)))
                    and e.not_before is null and e.sequence <= ",
             floor!(),
             " and ",
@@ -126,7 +126,7 @@ macro_rules! unmarked {
             "
                  union all
                  select e.sequence from {events} e
-                 where e.xid >= pg_snapshot_xmax(m.prev)
+                 where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
                    and e.not_before is null and e.sequence <= ",
             floor!(),
             " and ",

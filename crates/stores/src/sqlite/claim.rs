@@ -13,7 +13,9 @@ use posthaste_core::{
 use sqlx::SqliteConnection;
 
 use super::{
-    SqliteStore, list, micros,
+    SqliteStore,
+    inspect::floor,
+    list, micros,
     read::in_order,
     row::{columns, fetched, fetched_all, now, unsettled},
 };
@@ -33,7 +35,9 @@ impl Claim for SqliteStore {
         const ANY: &str = concat!(
             "select exists (
                 select 1 from {events}
-                where sequence > max(?1, (select min(mark) from {shards}))
+                where sequence > max(?1, ",
+            floor!(),
+            ")
                   and not_before is null and locked_until is null and ",
             unsettled!(),
             "
@@ -63,8 +67,7 @@ impl Claim for SqliteStore {
         let due = (limit / 2).max(1);
         let mut rows = self.claim_due(&mut transaction, relay, lease, due).await?;
         let rest = limit.saturating_sub(rows.len());
-        let fresh =
-            self.claim_fresh(&mut transaction, relay, lease, from.sequence, rest).await?;
+        let fresh = self.claim_fresh(&mut transaction, relay, lease, from.sequence, rest).await?;
         transaction.commit().await.map_err(failed("claiming events"))?;
         let last = fresh.iter().map(|row| row.sequence).max().unwrap_or(0);
         let passed = if fresh.len() < rest { last.max(newest) } else { last };
@@ -315,7 +318,9 @@ impl SqliteStore {
             " + ?2
             where sequence in (
                 select sequence from {events}
-                where sequence > max(?3, (select min(mark) from {shards}))
+                where sequence > max(?3, ",
+            floor!(),
+            ")
                   and not_before is null and locked_until is null and ",
             unsettled!(),
             "
@@ -338,8 +343,7 @@ impl SqliteStore {
     }
 
     async fn lowest_mark(&self) -> Result<i64> {
-        const LOWEST_MARK: &str =
-            "select coalesce(min(mark), 0) from {shards} where tenant_group = ''";
+        const LOWEST_MARK: &str = concat!("select ", floor!());
 
         sqlx::query_scalar(self.tables.sql(LOWEST_MARK))
             .fetch_one(&self.reader)

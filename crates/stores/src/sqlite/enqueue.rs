@@ -68,13 +68,11 @@ async fn enqueue_one(
         .fetch_optional(&mut *connection)
         .await
         .map_err(failed("writing an event"))?;
-    match written {
-        Some(sequence) => Ok(Enqueued { id: event.id(), sequence, duplicate: false }),
-        None => {
-            let known = find_known(connection, tables, &[event.id()]).await?;
-            duplicate(event, known.get(&event.id()))
-        }
+    if let Some(sequence) = written {
+        return Ok(Enqueued { id: event.id(), sequence, duplicate: false });
     }
+    let known = find_known(connection, tables, &[event.id()]).await?;
+    duplicate(event, known.get(&event.id()))
 }
 
 const INSERT_MANY: &str = "

@@ -58,7 +58,7 @@ impl SqliteStore {
     /// A database in memory must have a name that other connections can use, as in
     /// `sqlite:outbox?mode=memory`.
     pub async fn connect(url: &str, tables: Tables, options: &Options) -> Result<Self> {
-        schema::refuse_qualified(&tables)?;
+        schema::refuse_schema(&tables)?;
         refuse_private(url)?;
         let file = SqliteConnectOptions::from_str(url)
             .map_err(|error| Error::invalid("database URL is not valid").with_source(error))?
@@ -73,10 +73,7 @@ impl SqliteStore {
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false);
-        let writer = kept
-            .clone()
-            .max_connections(1)
-            .connect_lazy_with(file.clone());
+        let writer = kept.clone().max_connections(1).connect_lazy_with(file.clone());
         let reader = kept
             .max_connections(options.connections.max(1))
             .connect_lazy_with(file.pragma("query_only", "on"));
@@ -85,20 +82,12 @@ impl SqliteStore {
             Err(error) if schema::is_missing_file(&error) => {}
             Err(error) => return Err(failed("opening the database file")(error)),
         }
-        Ok(Self {
-            writer,
-            reader,
-            tables,
-        })
+        Ok(Self { writer, reader, tables })
     }
 
     /// The outbox in the caller's own database. Reads and writes share the caller's pool.
     pub fn new(pool: SqlitePool, tables: Tables) -> Self {
-        Self {
-            writer: pool.clone(),
-            reader: pool,
-            tables,
-        }
+        Self { writer: pool.clone(), reader: pool, tables }
     }
 
     /// The pool through which is written.
@@ -114,10 +103,7 @@ impl SqliteStore {
     /// A transaction that has the write lock from its start: one that takes it later fails when
     /// another process wrote in between.
     async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Sqlite>> {
-        self.writer
-            .begin_with("begin immediate")
-            .await
-            .map_err(failed(doing))
+        self.writer.begin_with("begin immediate").await.map_err(failed(doing))
     }
 }
 
@@ -145,9 +131,7 @@ fn refuse_private(url: &str) -> Result<()> {
     let (file, parameters) = rest.split_once('?').unwrap_or((rest, ""));
     let has = |wanted: &str| parameters.split('&').any(|parameter| parameter == wanted);
     if file.is_empty() {
-        return Err(Error::invalid(
-            "database URL names no file; use sqlite:PATH",
-        ));
+        return Err(Error::invalid("database URL names no file; use sqlite:PATH"));
     }
     if file == ":memory:" || (has("mode=memory") && has("cache=private")) {
         return Err(Error::invalid(
@@ -160,11 +144,7 @@ fn refuse_private(url: &str) -> Result<()> {
 
 /// A list as one bound value, for `json_each(?)`.
 fn list<T: Into<serde_json::Value>>(items: impl IntoIterator<Item = T>) -> String {
-    items
-        .into_iter()
-        .map(Into::into)
-        .collect::<serde_json::Value>()
-        .to_string()
+    items.into_iter().map(Into::into).collect::<serde_json::Value>().to_string()
 }
 
 /// A time span in the unit of the columns. A century is for ever enough, and its sum with a time

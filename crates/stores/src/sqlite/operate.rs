@@ -1,5 +1,7 @@
-//! Replay, discard, purge. What is to be acted on is looked up beforehand, outside the write lock,
-//! and its state is asked again inside.
+//! What an operator does to events: replay, discard, purge.
+//!
+//! What may take long to find is looked up before the write lock is taken, or every writer of the
+//! application would wait for it; the state is then asked again under the lock.
 
 use std::time::Duration;
 
@@ -9,14 +11,15 @@ use posthaste_core::{
     status::Step,
     store::{Filter, Operate, Purged, Selection},
 };
-use sqlx::{Row, SqliteConnection};
+use serde_json::json;
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
 use super::{
     SqliteStore,
-    inspect::{bind_filter, filter},
+    inspect::{floor, matches_filter, with_filter},
     list, micros,
-    row::{FOR_EVER, fresh, now, status, unsettled},
+    row::{FOR_EVER, now, status, status_of},
 };
 use crate::failure::failed;
 
@@ -24,33 +27,63 @@ use crate::failure::failed;
 impl Operate for SqliteStore {
     async fn replay(&self, selection: &Selection) -> Result<u64> {
         let (filter, limit) = match selection {
-            Selection::One(id) => return self.act_on_one(*id, Step::Replay).await,
+            Selection::One(id) => {
+                let mut transaction = self.begin("replaying").await?;
+                let picked = self.pick_one(&mut transaction, *id, Step::Replay).await?;
+                let replayed = self.replay_picked(&mut transaction, &picked).await?;
+                transaction.commit().await.map_err(failed("replaying"))?;
+                return Ok(replayed);
+            }
             Selection::Matching { filter, limit } => (filter, *limit),
         };
-        let statement = match filter.status {
-            Some(Status::Dead) => DEAD_MATCHING,
-            Some(Status::Sent) => SENT_MATCHING,
-            _ => {
-                return Err(Error::invalid(
-                    "only dead or sent events can be replayed; filter by status dead or sent",
-                ));
+        loop {
+            let found = match filter.status {
+                Some(Status::Dead) => self.find_dead(filter, limit).await?,
+                Some(Status::Sent) => self.find_sent(filter, limit).await?,
+                _ => {
+                    return Err(Error::invalid(
+                        "replay needs a status of dead or sent; events in another state are \
+                         still on their way",
+                    ));
+                }
+            };
+            let mut transaction = self.begin("replaying").await?;
+            let picked = self.pick(&mut transaction, &found, filter.status).await?;
+            let replayed = self.replay_picked(&mut transaction, &picked).await?;
+            transaction.commit().await.map_err(failed("replaying"))?;
+            // 0 means that no more match, and not that all of these have just changed.
+            if replayed > 0 || found.is_empty() {
+                return Ok(replayed);
             }
-        };
-        self.act_on_matching(statement, filter, limit, Step::Replay)
-            .await
+        }
     }
 
     async fn discard(&self, selection: &Selection) -> Result<u64> {
         let (filter, limit) = match selection {
-            Selection::One(id) => return self.act_on_one(*id, Step::Discard).await,
+            Selection::One(id) => {
+                let mut transaction = self.begin("discarding").await?;
+                let picked = self.pick_one(&mut transaction, *id, Step::Discard).await?;
+                let discarded = self.discard_picked(&mut transaction, &picked).await?;
+                self.release_lanes(&mut transaction, &picked).await?;
+                transaction.commit().await.map_err(failed("discarding"))?;
+                return Ok(discarded);
+            }
             Selection::Matching { filter, limit } => (filter, *limit),
         };
-        let statement = match filter.status {
-            Some(Status::Dead) => DEAD_MATCHING,
-            _ => UNSENT_MATCHING,
-        };
-        self.act_on_matching(statement, filter, limit, Step::Discard)
-            .await
+        loop {
+            let found = match filter.status {
+                Some(Status::Dead) => self.find_dead(filter, limit).await?,
+                _ => self.find_discardable(filter, limit).await?,
+            };
+            let mut transaction = self.begin("discarding").await?;
+            let picked = self.pick(&mut transaction, &found, filter.status).await?;
+            let discarded = self.discard_picked(&mut transaction, &picked).await?;
+            self.release_lanes(&mut transaction, &picked).await?;
+            transaction.commit().await.map_err(failed("discarding"))?;
+            if discarded > 0 || found.is_empty() {
+                return Ok(discarded);
+            }
+        }
     }
 
     async fn purge(
@@ -60,347 +93,357 @@ impl Operate for SqliteStore {
         batch: usize,
         cursor: Option<i64>,
     ) -> Result<Purged> {
-        let purging = || failed("purging");
         let mut deleted = 0;
         if let (None, Some(dead)) = (cursor, dead) {
             deleted += self.purge_dead(dead, batch).await?;
         }
-        let position: i64 = sqlx::query_scalar(self.tables.sql(PURGE_POSITION))
-            .fetch_one(&self.reader)
-            .await
-            .map_err(purging())?;
-        let from = cursor.unwrap_or(position);
-        let examined = sqlx::query(self.tables.sql(EXAMINE))
-            .bind(from)
-            .bind(batch as i64)
-            .bind(micros(sent))
-            .fetch_all(&self.reader)
-            .await
-            .map_err(purging())?;
-        let Some(last) = examined.last() else {
-            return Ok(Purged {
-                deleted,
-                next: None,
-            });
-        };
-        let last_sequence: i64 = last.try_get("sequence").map_err(purging())?;
-        let last_is_young: bool = last.try_get("young").map_err(purging())?;
-        let mut old = Vec::new();
-        for row in &examined {
-            if row.try_get("old").map_err(purging())? {
-                old.push(row.try_get::<i64, _>("sequence").map_err(purging())?);
-            }
-        }
-        if !old.is_empty() {
-            let mut transaction = self.begin("purging").await?;
-            let gone = self.delete_old(&mut transaction, &old, sent).await?;
-            if from == position && gone == examined.len() as u64 {
-                sqlx::query(self.tables.sql(MOVE_PURGE_POSITION))
-                    .bind(last_sequence)
-                    .execute(&mut *transaction)
-                    .await
-                    .map_err(purging())?;
-            }
-            transaction.commit().await.map_err(purging())?;
-            deleted += gone;
-        }
-        let complete = examined.len() < batch || last_is_young;
-        Ok(Purged {
-            deleted,
-            next: (!complete).then_some(last_sequence),
+        let settled = self.purge_settled(sent, batch, cursor).await?;
+        Ok(Purged { deleted: deleted + settled.deleted, next: settled.next })
+    }
+}
+
+/// A row that an operator's step is about to change, as it stands.
+struct Picked {
+    sequence: i64,
+    /// The lane that it blocks, with its destination.
+    blocks: Option<(i64, String)>,
+}
+
+impl Picked {
+    fn of(row: &SqliteRow) -> sqlx::Result<Self> {
+        let lane: Option<i64> = row.try_get(1)?;
+        let destination: Option<String> = row.try_get(2)?;
+        let blocks: Option<bool> = row.try_get(3)?;
+        Ok(Self {
+            sequence: row.try_get(0)?,
+            blocks: lane.zip(destination).filter(|_| blocks == Some(true)),
         })
     }
 }
 
-const FIND: &str = concat!(
-    "select sequence, ",
-    status!(),
-    " as status from {events} where event_id = ?"
-);
-
-const DEAD_MATCHING: &str = concat!(
-    "select sequence from {events} indexed by {bare}_dead_idx where dead_at is not null and ",
-    filter!(),
-    " order by sequence limit ?8"
-);
-
-const SENT_MATCHING: &str = concat!(
-    "select sequence from {events} where ",
-    filter!(),
-    " order by sequence limit ?8"
-);
-
-/// Fresh behind the lowest mark, waiting anywhere, dead: no walk through what was sent.
-const UNSENT_MATCHING: &str = concat!(
-    "select sequence from {events} where sequence in (
-    select sequence from {events} where sequence > (select min(mark) from {shards}) and ",
-    fresh!(),
-    " union
-    select sequence from {events} indexed by {bare}_due_idx where not_before is not null
-    union
-    select sequence from {events} indexed by {bare}_dead_idx where dead_at is not null
-) and ",
-    status!(),
-    " in ('new', 'retry', 'dead') and ",
-    filter!(),
-    " order by sequence limit ?8"
-);
+/// What [`Picked`] is made of; `?2` is for ever. A held event that was set free and that no relay
+/// has met yet stands for its lane: gone, it would leave the others held.
+macro_rules! picked {
+    () => {
+        "sequence, lane, destination, wait in ('retry', 'parked', 'suspect')
+            or (wait = 'held' and not_before < ?2)"
+    };
+}
 
 impl SqliteStore {
-    async fn act_on_one(&self, id: Uuid, step: Step) -> Result<u64> {
-        let mut transaction = self.begin("acting on an event").await?;
-        let found = sqlx::query(self.tables.sql(FIND))
+    async fn pick_one(
+        &self,
+        connection: &mut SqliteConnection,
+        id: Uuid,
+        step: Step,
+    ) -> Result<Vec<Picked>> {
+        const PICK_ONE: &str =
+            concat!("select ", picked!(), ", ", status!(), " from {events} where event_id = ?1");
+
+        let row = sqlx::query(self.tables.sql(PICK_ONE))
             .bind(id.hyphenated())
-            .fetch_optional(&mut *transaction)
+            .bind(FOR_EVER)
+            .fetch_optional(connection)
             .await
             .map_err(failed("looking for an event"))?;
-        let Some(row) = found else {
+        let Some(row) = row else {
             return Err(Error::new(
                 ErrorKind::NotFound,
                 format!("event {id} is not in outbox {}", self.tables.name()),
             ));
         };
-        let status: String = row
-            .try_get("status")
-            .map_err(failed("looking for an event"))?;
-        status.parse::<Status>()?.after(step)?;
-        let sequence: i64 = row
-            .try_get("sequence")
-            .map_err(failed("looking for an event"))?;
-        let acted = self.act(&mut transaction, &[sequence], step).await?;
-        transaction
-            .commit()
-            .await
-            .map_err(failed("acting on an event"))?;
-        Ok(acted)
+        let name = row.try_get(4).map_err(failed("looking for an event"))?;
+        status_of(name).map_err(failed("looking for an event"))?.after(step)?;
+        Ok(vec![Picked::of(&row).map_err(failed("looking for an event"))?])
     }
 
-    async fn act_on_matching(
+    /// Those of the rows that are still in the state by which they were found: this one, or any
+    /// that can be discarded.
+    async fn pick(
+        &self,
+        connection: &mut SqliteConnection,
+        found: &[i64],
+        state: Option<Status>,
+    ) -> Result<Vec<Picked>> {
+        const PICK: &str = concat!(
+            "select ",
+            picked!(),
+            " from {events}
+            where sequence in (select value from json_each(?1)) and ",
+            status!(),
+            " in (select value from json_each(?3))"
+        );
+
+        let states = match state {
+            Some(state) => vec![state.as_str()],
+            None => vec!["new", "retry", "dead"],
+        };
+        sqlx::query(self.tables.sql(PICK))
+            .bind(list(found.iter().copied()))
+            .bind(FOR_EVER)
+            .bind(list(states))
+            .try_map(|row: SqliteRow| Picked::of(&row))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("looking for events"))
+    }
+
+    async fn find_dead(&self, filter: &Filter, limit: usize) -> Result<Vec<i64>> {
+        const FIND_DEAD: &str = concat!(
+            "select sequence from {events} indexed by {bare}_dead_idx
+            where dead_at is not null and ",
+            matches_filter!(),
+            "
+            order by dead_at
+            limit ?8"
+        );
+
+        self.find(FIND_DEAD, filter, limit).await
+    }
+
+    async fn find_sent(&self, filter: &Filter, limit: usize) -> Result<Vec<i64>> {
+        const FIND_SENT: &str = concat!(
+            "select sequence from {events}
+            where sent_at is not null and ",
+            matches_filter!(),
+            "
+            order by sequence
+            limit ?8"
+        );
+
+        self.find(FIND_SENT, filter, limit).await
+    }
+
+    async fn find_discardable(&self, filter: &Filter, limit: usize) -> Result<Vec<i64>> {
+        // Three indexes find what can be discarded; none of them leads through what was sent.
+        const FIND_DISCARDABLE: &str = concat!(
+            "select sequence from {events}
+            where sequence in (
+                select sequence from {events}
+                where sequence > ",
+            floor!(),
+            "
+                union
+                select sequence from {events} indexed by {bare}_not_before_idx
+                where not_before is not null
+                union
+                select sequence from {events} indexed by {bare}_dead_idx
+                where dead_at is not null
+            ) and ",
+            status!(),
+            " in ('new', 'retry', 'dead') and ",
+            matches_filter!(),
+            "
+            limit ?8"
+        );
+
+        self.find(FIND_DISCARDABLE, filter, limit).await
+    }
+
+    async fn find(
         &self,
         statement: &'static str,
         filter: &Filter,
         limit: usize,
-        step: Step,
-    ) -> Result<u64> {
-        loop {
-            let mut sequences = Vec::new();
-            let rows = bind_filter(sqlx::query(self.tables.sql(statement)), filter)
-                .bind(limit as i64)
-                .fetch_all(&self.reader)
-                .await
-                .map_err(failed("looking for events"))?;
-            for row in &rows {
-                sequences.push(
-                    row.try_get("sequence")
-                        .map_err(failed("looking for events"))?,
-                );
-            }
-            if sequences.is_empty() {
-                return Ok(0);
-            }
-            let mut transaction = self.begin("acting on events").await?;
-            let acted = self.act(&mut transaction, &sequences, step).await?;
-            transaction
-                .commit()
-                .await
-                .map_err(failed("acting on events"))?;
-            // All of them changed since they were looked up: 0 would mean that no more match.
-            if acted > 0 {
-                return Ok(acted);
-            }
-        }
+    ) -> Result<Vec<i64>> {
+        with_filter(self.tables.sql(statement), filter)
+            .bind(limit as i64)
+            .try_map(|row: SqliteRow| row.try_get(0))
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed("looking for events"))
     }
 
-    async fn act(
+    async fn replay_picked(
         &self,
         connection: &mut SqliteConnection,
-        sequences: &[i64],
-        step: Step,
+        picked: &[Picked],
     ) -> Result<u64> {
-        match step {
-            Step::Replay => self.replay_these(connection, sequences).await,
-            _ => self.discard_these(connection, sequences).await,
-        }
-    }
-}
+        // A dead event that parks its lane comes back as the lane's head, not as an exempt replay.
+        const REPLAY: &str = concat!(
+            "update {events}
+            set sent_at = null, dead_at = null, attempts = 0, replay = replay + 1,
+                last_error = null, not_before = ",
+            now!(),
+            ",
+                wait = case when wait = 'parked' then 'retry' else 'replay' end,
+                lane = case when wait = 'parked' then lane end,
+                locked_by = null, locked_until = null
+            where sequence in (select value from json_each(?1))"
+        );
 
-/// A dead event that parks its lane takes its head again; any other replay is exempt from order.
-const REPLAY: &str = concat!(
-    "update {events} set sent_at = null, dead_at = null, attempts = 0, replay = replay + 1,
-    last_error = null, lane = case when wait = 'parked' then lane end,
-    wait = case when wait = 'parked' then 'retry' else 'replay' end,
-    locked_by = null, locked_until = null, not_before = ",
-    now!(),
-    " where sequence in (select value from json_each(?1)) and discarded_at is null
-    and (sent_at is not null or dead_at is not null)"
-);
-
-const DISCARD: &str = concat!(
-    "update {events} set dead_at = null, not_before = null, wait = null, lane = null,
-    locked_by = null, locked_until = null, discarded_at = ",
-    now!(),
-    " where sequence in (select value from json_each(?1)) and ",
-    status!(),
-    " in ('new', 'retry', 'dead')"
-);
-
-impl SqliteStore {
-    async fn replay_these(
-        &self,
-        connection: &mut SqliteConnection,
-        sequences: &[i64],
-    ) -> Result<u64> {
         let done = sqlx::query(self.tables.sql(REPLAY))
-            .bind(list(sequences.iter().copied()))
+            .bind(list(picked.iter().map(|row| row.sequence)))
             .execute(connection)
             .await
             .map_err(failed("replaying"))?;
         Ok(done.rows_affected())
     }
 
-    async fn discard_these(
+    async fn discard_picked(
         &self,
         connection: &mut SqliteConnection,
-        sequences: &[i64],
+        picked: &[Picked],
     ) -> Result<u64> {
-        let lanes = self.blocked_by(connection, sequences).await?;
+        const DISCARD: &str = concat!(
+            "update {events}
+            set discarded_at = ",
+            now!(),
+            ", dead_at = null, not_before = null, wait = null,
+                lane = null, locked_by = null, locked_until = null
+            where sequence in (select value from json_each(?1))"
+        );
+
         let done = sqlx::query(self.tables.sql(DISCARD))
-            .bind(list(sequences.iter().copied()))
-            .execute(&mut *connection)
+            .bind(list(picked.iter().map(|row| row.sequence)))
+            .execute(connection)
             .await
             .map_err(failed("discarding"))?;
-        self.set_free(connection, &lanes).await?;
         Ok(done.rows_affected())
     }
-}
 
-/// A held event that was set free and not yet met by the relay stands for its lane as well:
-/// discarded in between, it would leave the rest held for ever.
-const BLOCKED_BY: &str = concat!(
-    "select distinct destination, lane from {events}
-where sequence in (select value from json_each(?1))
-    and lane is not null and destination is not null
-    and (wait in ('retry', 'suspect', 'parked') or (wait = 'held' and not_before < ?2)) and ",
-    status!(),
-    " in ('new', 'retry', 'dead')"
-);
-
-const SET_FREE: &str = concat!(
-    "update {events} set not_before = ",
-    now!(),
-    " where sequence = (select sequence from {events}
-    where lane = ?2 and destination = ?1 and wait = 'held' and ",
-    unsettled!(),
-    " order by sequence limit 1)"
-);
-
-impl SqliteStore {
-    /// The lanes that wait for these events.
-    async fn blocked_by(
+    /// The first held event of each lane that lost its blocker falls due: a relay that reads it
+    /// lets the lane go on.
+    async fn release_lanes(
         &self,
         connection: &mut SqliteConnection,
-        sequences: &[i64],
-    ) -> Result<Vec<(String, i64)>> {
-        let rows = sqlx::query(self.tables.sql(BLOCKED_BY))
-            .bind(list(sequences.iter().copied()))
-            .bind(FOR_EVER)
-            .fetch_all(connection)
-            .await
-            .map_err(failed("looking for blocked lanes"))?;
-        rows.iter()
-            .map(|row| Ok((row.try_get("destination")?, row.try_get("lane")?)))
-            .collect::<sqlx::Result<_>>()
-            .map_err(failed("looking for blocked lanes"))
-    }
-
-    /// Makes the first held event of each lane due: the relay meets it and releases the lane.
-    async fn set_free(
-        &self,
-        connection: &mut SqliteConnection,
-        lanes: &[(String, i64)],
+        picked: &[Picked],
     ) -> Result<()> {
-        for (destination, lane) in lanes {
-            sqlx::query(self.tables.sql(SET_FREE))
-                .bind(destination)
-                .bind(lane)
-                .execute(&mut *connection)
-                .await
-                .map_err(failed("releasing a lane"))?;
+        const RELEASE: &str = concat!(
+            "update {events} set not_before = ",
+            now!(),
+            "
+            where wait = 'held' and sequence in (
+                select (
+                    select h.sequence from {events} h
+                    where h.lane = t.value ->> 0 and h.destination = t.value ->> 1
+                      and h.wait = 'held'
+                      and h.sent_at is null and h.dead_at is null and h.discarded_at is null
+                    order by h.sequence
+                    limit 1
+                )
+                from json_each(?1) t
+            )"
+        );
+
+        let blocked: Vec<_> = picked.iter().filter_map(|row| row.blocks.as_ref()).collect();
+        if blocked.is_empty() {
+            return Ok(());
         }
+        sqlx::query(self.tables.sql(RELEASE))
+            .bind(list(blocked.iter().map(|(lane, destination)| json!([lane, destination]))))
+            .execute(connection)
+            .await
+            .map_err(failed("releasing lanes"))?;
         Ok(())
     }
-}
 
-const PURGE_POSITION: &str = "select purge_position from {meta} where id = 1";
-
-const MOVE_PURGE_POSITION: &str = "update {meta} set purge_position = ?1 where id = 1";
-
-const EXAMINE: &str = concat!(
-    "select sequence, created_at > ",
-    now!(),
-    " - ?3 as young,
-    coalesce(coalesce(sent_at, discarded_at) < ",
-    now!(),
-    " - ?3, 0) as old
-from {events}
-where sequence > ?1
-order by sequence limit ?2"
-);
-
-const DELETE_OLD: &str = concat!(
-    "delete from {events}
-where sequence in (select value from json_each(?1)) and coalesce(sent_at, discarded_at) < ",
-    now!(),
-    " - ?2 returning sequence"
-);
-
-const DEAD_LONG_AGO: &str = concat!(
-    "select sequence from {events} where dead_at < ",
-    now!(),
-    " - ?1 order by dead_at limit ?2"
-);
-
-const DELETE_DEAD: &str =
-    "delete from {events} where sequence in (select value from json_each(?1))";
-
-impl SqliteStore {
-    async fn delete_old(
+    /// Deletes what was sent or discarded long ago among the next rows behind the cursor.
+    async fn purge_settled(
         &self,
-        connection: &mut SqliteConnection,
-        sequences: &[i64],
-        sent: Duration,
-    ) -> Result<u64> {
-        let gone: Vec<i64> = sqlx::query_scalar(self.tables.sql(DELETE_OLD))
-            .bind(list(sequences.iter().copied()))
-            .bind(micros(sent))
-            .fetch_all(&mut *connection)
+        retention: Duration,
+        batch: usize,
+        cursor: Option<i64>,
+    ) -> Result<Purged> {
+        const POSITION: &str = "select purge_position from {meta} where id = 1";
+        const EXAMINE: &str = concat!(
+            "select sequence, coalesce(coalesce(sent_at, discarded_at) < now - ?3, false),
+                   created_at < now - ?3
+            from {events}, (select ",
+            now!(),
+            " as now)
+            where sequence > ?1
+            order by sequence
+            limit ?2"
+        );
+        // Judged again under the write lock: one may just have been replayed.
+        const PURGE: &str = concat!(
+            "delete from {events}
+            where sequence in (select value from json_each(?1))
+              and coalesce(sent_at, discarded_at) < ",
+            now!(),
+            " - ?2
+            returning sequence"
+        );
+        const MOVE: &str =
+            "update {meta} set purge_position = ?2 where id = 1 and purge_position = ?1";
+
+        let position: i64 = match cursor {
+            Some(cursor) => cursor,
+            None => sqlx::query_scalar(self.tables.sql(POSITION))
+                .fetch_one(&self.reader)
+                .await
+                .map_err(failed("purging"))?,
+        };
+        let examined: Vec<(i64, bool, bool)> = sqlx::query_as(self.tables.sql(EXAMINE))
+            .bind(position)
+            .bind(batch as i64)
+            .bind(micros(retention))
+            .fetch_all(&self.reader)
             .await
             .map_err(failed("purging"))?;
-        self.forget_attempts(connection, &gone).await?;
-        Ok(gone.len() as u64)
-    }
-
-    async fn purge_dead(&self, dead: Duration, batch: usize) -> Result<u64> {
-        let purging = || failed("purging dead events");
-        let mut transaction = self.begin("purging dead events").await?;
-        let sequences: Vec<i64> = sqlx::query_scalar(self.tables.sql(DEAD_LONG_AGO))
-            .bind(micros(dead))
-            .bind(batch as i64)
+        let old: Vec<i64> =
+            examined.iter().filter(|(_, old, _)| *old).map(|(sequence, ..)| *sequence).collect();
+        let Some(&(last, _, last_is_old)) = examined.last() else {
+            return Ok(Purged::default());
+        };
+        let next = (examined.len() >= batch && last_is_old).then_some(last);
+        if old.is_empty() {
+            return Ok(Purged { deleted: 0, next });
+        }
+        let mut transaction = self.begin("purging").await?;
+        let gone: Vec<i64> = sqlx::query_scalar(self.tables.sql(PURGE))
+            .bind(list(old))
+            .bind(micros(retention))
             .fetch_all(&mut *transaction)
             .await
-            .map_err(purging())?;
-        if sequences.is_empty() {
-            return Ok(0);
+            .map_err(failed("purging"))?;
+        self.forget_attempts(&mut transaction, &gone).await?;
+        if gone.len() == examined.len() {
+            sqlx::query(self.tables.sql(MOVE))
+                .bind(position)
+                .bind(last)
+                .execute(&mut *transaction)
+                .await
+                .map_err(failed("purging"))?;
         }
-        let lanes = self.blocked_by(&mut transaction, &sequences).await?;
-        sqlx::query(self.tables.sql(DELETE_DEAD))
+        transaction.commit().await.map_err(failed("purging"))?;
+        Ok(Purged { deleted: gone.len() as u64, next })
+    }
+
+    /// Deletes events that have been dead for long, and lets their parked lanes go on.
+    async fn purge_dead(&self, retention: Duration, batch: usize) -> Result<u64> {
+        const FIND: &str = concat!(
+            "select ",
+            picked!(),
+            " from {events}
+            where dead_at < ",
+            now!(),
+            " - ?1
+            order by dead_at
+            limit ?3"
+        );
+        const DELETE: &str =
+            "delete from {events} where sequence in (select value from json_each(?1))";
+
+        let mut transaction = self.begin("purging dead events").await?;
+        let picked = sqlx::query(self.tables.sql(FIND))
+            .bind(micros(retention))
+            .bind(FOR_EVER)
+            .bind(batch as i64)
+            .try_map(|row: SqliteRow| Picked::of(&row))
+            .fetch_all(&mut *transaction)
+            .await
+            .map_err(failed("purging dead events"))?;
+        let sequences: Vec<i64> = picked.iter().map(|row| row.sequence).collect();
+        sqlx::query(self.tables.sql(DELETE))
             .bind(list(sequences.iter().copied()))
             .execute(&mut *transaction)
             .await
-            .map_err(purging())?;
+            .map_err(failed("purging dead events"))?;
         self.forget_attempts(&mut transaction, &sequences).await?;
-        self.set_free(&mut transaction, &lanes).await?;
-        transaction.commit().await.map_err(purging())?;
+        self.release_lanes(&mut transaction, &picked).await?;
+        transaction.commit().await.map_err(failed("purging dead events"))?;
         Ok(sequences.len() as u64)
     }
 }

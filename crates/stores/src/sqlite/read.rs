@@ -45,11 +45,7 @@ impl Read for SqliteStore {
         let caught_up = rows.len() < limit;
         let last = rows.last().map_or(from.sequence, |row| row.sequence);
         let sequence = if caught_up { last.max(newest) } else { last };
-        Ok(Page {
-            rows,
-            position: Position { sequence, context: from.context.clone() },
-            caught_up,
-        })
+        Ok(Page { rows, position: Position { sequence, context: from.context.clone() }, caught_up })
     }
 
     /// There are none: with one writer at a time, a sequence is visible before the next is taken.

@@ -24,7 +24,7 @@ macro_rules! now {
     };
 }
 
-/// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
+/// The columns that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
     () => {
         "sequence, event_id, event_type, aggregate_type, aggregate_id, tenant, topic, \
@@ -42,6 +42,9 @@ macro_rules! record_columns {
         concat!(columns!(), ", ", status!(), ", sent_at, dead_at, last_error, locked_by")
     };
 }
+
+/// How many [`record_columns`] there are.
+pub(super) const RECORD_COLUMNS: usize = COLUMNS + 5;
 
 /// The state of a row.
 macro_rules! status {

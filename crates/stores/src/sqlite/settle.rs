@@ -339,44 +339,41 @@ impl SqliteStore {
         keep_sent: bool,
     ) -> Result<Vec<i64>> {
         const STANDING: &str = "
-            select sequence, sent_at is not null, dead_at is not null, discarded_at is not null,
-                   attempts, wait, locked_by is null
+            select sequence,
+                   case when sent_at is not null then 'sent' when dead_at is not null then 'dead'
+                       when discarded_at is not null then 'discarded' else coalesce(wait, '') end,
+                   attempts, locked_by is null
             from {events}
             where sequence in (select value from json_each(?1))";
 
         if missing.is_empty() {
             return Ok(Vec::new());
         }
-        let standing: Vec<(i64, bool, bool, bool, u32, Option<String>, bool)> =
-            sqlx::query_as(self.tables.sql(STANDING))
-                .bind(list(missing.iter().map(|event| event.sequence)))
-                .fetch_all(connection)
-                .await
-                .map_err(failed("settling"))?;
+        let standing: Vec<(i64, String, u32, bool)> = sqlx::query_as(self.tables.sql(STANDING))
+            .bind(list(missing.iter().map(|event| event.sequence)))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("settling"))?;
         let stands = |event: &&Settlement| {
             let row = standing.iter().find(|row| row.0 == event.sequence);
-            let Some((_, sent, dead, discarded, attempts, wait, free)) = row else {
+            let Some((_, state, attempts, free)) = row else {
                 return event.verdict == Verdict::Sent && !keep_sent;
             };
-            let unsettled = !(*sent || *dead || *discarded);
-            let waits =
-                |name: &str| unsettled && *free && wait.as_deref().is_some_and(|w| w == name);
             match &event.verdict {
-                Verdict::Sent => *sent,
-                Verdict::Dead { .. } => *dead,
+                Verdict::Sent => state == "sent",
+                Verdict::Dead { .. } => state == "dead",
                 Verdict::Retry { replay, .. } => {
-                    waits(if *replay { "replay" } else { "retry" }) && *attempts == event.attempts
+                    let wait = if *replay { "replay" } else { "retry" };
+                    *free && state == wait && *attempts == event.attempts
                 }
-                Verdict::Held { .. } => waits("held"),
+                Verdict::Held { .. } => *free && state == "held",
                 Verdict::Suspect { .. } => false,
-                Verdict::Unclaimed => unsettled && *free,
+                Verdict::Unclaimed => {
+                    *free && !matches!(state.as_str(), "sent" | "dead" | "discarded")
+                }
             }
         };
-        Ok(missing
-            .into_iter()
-            .filter(|event| !stands(event))
-            .map(|event| event.sequence)
-            .collect())
+        Ok(missing.into_iter().filter(|event| !stands(event)).map(|event| event.sequence).collect())
     }
 }
 

@@ -22,9 +22,7 @@ impl Wake for SqliteStore {
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
         // Not from the pool: the listener keeps its connection. Two hundred statements a second
         // are nobody's business in a log.
-        let options = (*self.reader.connect_options())
-            .clone()
-            .disable_statement_logging();
+        let options = (*self.reader.connect_options()).clone().disable_statement_logging();
         let mut connection = options.connect().await.map_err(failed("listening"))?;
         let seen = data_version(&mut connection).await?;
         Ok(Some(Box::new(SqliteListener { connection, seen })))

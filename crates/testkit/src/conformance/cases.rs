@@ -19,6 +19,180 @@ macro_rules! store_conformance {
             schema {
                 migrating_again_changes_nothing
                 processes_that_start_at_once_can_all_migrate
+                a_fresh_outbox_has_all_its_shards_and_they_are_free
+                the_number_of_shards_has_a_default
+                check_refuses_an_outbox_that_was_never_migrated
+                check_refuses_an_older_version
+                check_refuses_a_newer_version
+                migrate_refuses_a_newer_version_and_changes_nothing
+                another_number_of_shards_is_refused
+                printed_sql_makes_the_same_outbox
+                two_outboxes_in_one_database_do_not_mix
+            }
+            enqueue {
+                commit_leaves_business_row_and_event
+                rollback_leaves_neither_business_row_nor_event
+                a_savepoint_that_rolled_back_leaves_nothing_of_its_own
+                an_event_is_invisible_until_its_commit
+                many_events_keep_their_order_and_get_their_answers_in_it
+                later_calls_of_one_transaction_get_higher_sequences
+                an_event_enqueued_after_a_commit_gets_a_higher_sequence
+                no_events_are_no_error
+                a_delayed_event_keeps_its_time
+                the_driver_knows_whether_a_transaction_is_open
+                many_writers_at_once_lose_nothing
+            }
+            idempotent {
+                the_same_id_again_gives_the_first_sequence
+                the_same_id_twice_in_one_call_is_written_once
+                the_same_id_after_delivery_is_not_sent_again
+                a_repeat_with_another_payload_keeps_the_first
+                transactions_at_once_with_the_same_id_write_one_row
+                an_id_whose_transaction_rolled_back_can_be_written
+                the_same_id_with_another_tenant_type_or_key_is_a_conflict
+                no_tenant_is_another_tenant
+                one_id_for_two_events_of_one_call_is_a_conflict
+            }
+            content {
+                every_field_comes_back_as_it_was_enqueued
+                payloads_come_back_byte_for_byte
+                headers_keep_every_character
+                the_longest_names_fit_to_the_character
+                the_database_computes_the_shard_as_every_language_does
+                a_row_of_plain_sql_needs_three_columns
+                an_event_was_created_when_it_was_written
+                keys_that_look_alike_stay_apart
+            }
+            leases {
+                every_owner_of_a_shard_gets_a_higher_epoch
+                only_the_wanted_shards_are_taken
+                a_held_shard_is_left_out
+                two_relays_never_share_a_shard
+                acquire_does_not_wait_for_a_shard_that_is_being_taken
+                an_expired_lease_is_taken_by_another_relay
+                without_a_report_of_its_owner_all_of_a_shard_is_suspect
+                a_released_shard_is_handed_over_with_its_mark
+                a_renewal_keeps_the_lease_and_stores_the_mark
+                an_expired_lease_that_nobody_took_can_be_renewed
+                a_lost_shard_is_not_renewed
+                a_lost_shard_is_not_released
+                an_old_epoch_of_the_same_owner_is_not_renewed
+                a_heartbeat_learns_who_lives_and_who_owns_what
+                a_relay_that_stopped_reporting_is_not_alive
+                a_retired_relay_is_forgotten
+                renewing_and_settling_at_once_do_not_deadlock
+            }
+            read {
+                reading_ahead_comes_in_order_and_in_pages
+                reading_ahead_gives_only_the_shards_asked_for
+                reading_ahead_leaves_out_what_is_settled_or_waits
+                a_position_stays_before_what_was_not_read
+                a_delayed_event_falls_due
+                the_longest_due_comes_first
+                held_and_parked_events_are_never_due
+                a_hot_row_knows_the_unsettled_event_before_it
+                a_hot_read_leaves_out_what_is_not_fresh
+                a_hot_row_looks_only_at_its_own_key
+                the_held_events_of_a_lane_come_in_order
+                blocked_lanes_are_told_with_what_blocks_them
+                reading_writes_nothing
+            }
+            late {
+                transactions_that_commit_in_reverse_order_are_both_found
+                a_late_commit_behind_settled_events_is_found
+                an_open_transaction_stalls_nobody
+                a_late_rollback_is_forgotten
+                a_new_owner_finds_a_late_commit_from_the_mark
+                a_late_commit_survives_the_death_of_the_owner
+                the_first_owner_finds_what_was_open_when_it_came
+                a_reader_among_many_writers_finds_everything
+            }
+            claim {
+                a_claimed_row_is_being_sent
+                two_claimers_never_share_a_row
+                only_what_is_due_is_claimed
+                a_settled_row_is_not_claimed
+                an_expired_row_is_claimed_once_and_an_attempt_is_recorded
+                a_valid_lease_is_not_taken_over
+                a_stale_token_settles_nothing
+                a_claimer_settles_what_it_holds
+                a_delivered_row_can_be_deleted
+                a_renewed_row_is_kept
+                rows_that_are_given_back_are_free
+                the_sweep_finds_what_was_given_back_behind_the_cursor
+                the_sweep_keeps_to_its_limit
+                the_sweep_finds_late_commits
+                a_new_claimer_finds_everything
+                a_hot_claim_takes_what_is_free
+            }
+            settle {
+                a_delivered_event_is_sent
+                a_large_batch_is_settled_as_one
+                an_empty_batch_is_no_error
+                a_delivered_event_can_be_deleted
+                a_failed_event_waits_and_its_attempts_are_recorded
+                repeating_a_settle_is_harmless
+                coming_back_later_burns_no_attempt
+                a_dead_event_is_kept_with_its_reason
+                a_parked_event_is_dead_and_blocks_its_lane
+                a_held_event_waits_for_its_lane
+                a_suspect_has_its_attempt_before_its_dispatch
+                a_failed_replay_stays_a_replay
+                a_settled_event_never_changes
+                a_long_error_is_cut_between_two_characters
+                an_error_may_hold_any_character
+                a_row_that_cannot_be_decoded_can_be_given_up
+            }
+            fence {
+                a_stale_epoch_settles_nothing
+                another_owner_with_the_right_epoch_settles_nothing
+                a_released_shard_cannot_be_settled
+                a_lost_shard_does_not_hold_back_the_others
+                a_takeover_under_way_refuses_the_settle
+            }
+            inspect {
+                an_event_is_found_by_its_id
+                a_list_comes_newest_first_and_in_pages
+                filters_narrow_the_list
+                times_of_a_filter_are_from_and_before
+                every_state_can_be_listed
+                a_list_shows_rows_that_cannot_be_decoded
+                every_pending_event_is_counted_once
+                what_waits_behind_the_marks_is_counted_once
+                the_backlog_is_told_per_tenant
+                the_oldest_pending_event_tells_the_lag
+                a_delayed_event_lags_from_its_own_time
+                shards_show_owner_epoch_and_mark
+                relays_show_what_they_reported
+            }
+            operate {
+                a_replay_starts_anew_and_is_found
+                a_replay_can_be_claimed
+                attempts_of_an_earlier_life_are_kept
+                many_are_replayed_in_batches
+                a_filtered_replay_takes_only_what_matches
+                a_forbidden_step_is_an_error_and_changes_nothing
+                an_unknown_event_is_named
+                a_discarded_event_is_never_read
+                a_filtered_discard_skips_what_it_may_not_touch
+                discarding_the_head_of_a_lane_frees_the_next
+                discarding_a_held_event_frees_nobody
+                a_replayed_parked_event_heads_its_lane_again
+            }
+            purge {
+                purge_takes_only_what_is_done_with
+                the_retention_counts_from_the_delivery
+                what_waits_is_never_purged
+                purge_works_in_batches
+                a_later_cycle_takes_what_an_earlier_one_left
+                nothing_of_a_purged_event_stays
+                purging_a_parked_event_frees_its_lane
+                purge_waits_for_nobody
+                a_discarded_event_is_purged_in_its_time
+            }
+            wake {
+                a_listener_hears_of_a_commit
+                waking_nobody_is_no_error
             }
         }
     };

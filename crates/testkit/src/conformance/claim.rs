@@ -12,7 +12,7 @@ use posthaste_stores::Dialect;
 
 use super::{
     Subject,
-    relays::{LONG, SHORT, dead, event, events, retry, sent, sequences, settlement},
+    relays::{Claimer, LONG, SHORT, dead, event, events, retry, sent, sequences, settlement},
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -127,7 +127,7 @@ pub async fn an_expired_row_is_claimed_once_and_an_attempt_is_recorded<DB: Diale
     outbox.row_lease_expired(poison.id()).await;
 
     let heirs: Vec<_> = (0..4).map(|n| outbox.claimer(&format!("heir{n}"))).collect();
-    let answers = join_all(heirs.iter().map(|heir| heir.claim_expired())).await;
+    let answers = join_all(heirs.iter().map(Claimer::claim_expired)).await;
     let rows: Vec<_> = answers.into_iter().flatten().collect();
     assert_eq!(rows.len(), 1, "{} heirs got it", rows.len());
     assert_eq!(rows[0].attempts, 1);

@@ -174,7 +174,8 @@ pub async fn the_database_computes_the_shard_as_every_language_does<DB: Dialect>
     // And all of them by hand, each under an id of its own.
     for event in &events {
         let id = Uuid::now_v7();
-        let text = |value: Option<&str>| value.map_or("null".to_owned(), |text| format!("'{text}'"));
+        let text =
+            |value: Option<&str>| value.map_or("null".to_owned(), |text| format!("'{text}'"));
         let ordering = posthaste_core::envelope::ordering_column(event);
         let insert = format!(
             "insert into {{events}} (event_id, event_type, payload, tenant, aggregate_type, \

@@ -1,9 +1,9 @@
 //! Commits that become visible behind the cursor: found soon, and nobody waits for them. Databases
 //! that have none of them pass these cases without a word.
 
-use std::{collections::BTreeSet, pin::pin, task::Poll};
+use std::{cell::Cell, collections::BTreeSet};
 
-use futures_util::{future::join_all, poll};
+use futures_util::future::{join, join_all};
 use posthaste_stores::Dialect;
 
 use super::{
@@ -146,9 +146,7 @@ pub async fn a_late_commit_survives_the_death_of_the_owner<DB: Dialect>(subject:
 }
 
 /// An outbox that nobody has read yet may have commits in any order.
-pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {
         return;
     }
@@ -185,17 +183,26 @@ pub async fn a_reader_among_many_writers_finds_everything<DB: Dialect>(subject: 
         }
         committed
     }));
-    let mut writers = pin!(writers);
-    let mut found = BTreeSet::new();
-    let committed = loop {
-        let done = poll!(writers.as_mut());
-        let rows = owner.poll().await;
-        owner.settle(&sent(&rows)).await;
-        found.extend(sequences(&rows));
-        if let Poll::Ready(committed) = done {
-            break committed.into_iter().flatten().collect::<BTreeSet<i64>>();
+    let done = Cell::new(false);
+    let writers = async {
+        let committed = writers.await;
+        done.set(true);
+        committed
+    };
+    let reader = async {
+        let mut found = BTreeSet::new();
+        loop {
+            let last = done.get();
+            let rows = owner.poll().await;
+            owner.settle(&sent(&rows)).await;
+            found.extend(sequences(&rows));
+            if last {
+                return found;
+            }
         }
     };
+    let (committed, found) = join(writers, reader).await;
+    let committed: BTreeSet<i64> = committed.into_iter().flatten().collect();
     let missed: Vec<_> = committed.difference(&found).collect();
     assert!(missed.is_empty(), "{missed:?} were committed and not found");
     assert_eq!(found, committed);

@@ -8,7 +8,7 @@ use posthaste_stores::Dialect;
 
 use super::{
     Subject,
-    relays::{LONG, SHORT, event, eventually, events, relay, sent, without_waiting},
+    relays::{LONG, SHORT, event, events, eventually, relay, sent, without_waiting},
 };
 
 /// A free shard can be taken; every owner gets a higher epoch.
@@ -162,9 +162,7 @@ pub async fn a_renewal_keeps_the_lease_and_stores_the_mark<DB: Dialect>(subject:
 }
 
 /// A lease that ran out and that nobody took can be renewed.
-pub async fn an_expired_lease_that_nobody_took_can_be_renewed<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn an_expired_lease_that_nobody_took_can_be_renewed<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner_for(SHORT).await;
     outbox.all_leases_expired().await;
@@ -277,8 +275,7 @@ pub async fn renewing_and_settling_at_once_do_not_deadlock<DB: Dialect>(subject:
         let batch = sent(&owner.poll().await);
         let renewal = outbox.store.renew(&owner.relay, &owner.held, &owner.position);
         let heartbeat = outbox.store.heartbeat(&owner.relay, owner.position.sequence);
-        let ((renewed, census), ()) =
-            join(join(renewal, heartbeat), owner.settle(&batch)).await;
+        let ((renewed, census), ()) = join(join(renewal, heartbeat), owner.settle(&batch)).await;
         assert_eq!(renewed.unwrap().len(), usize::from(outbox.shards));
         census.unwrap();
     }

@@ -74,7 +74,8 @@ impl<DB: Dialect> Outbox<DB> {
     pub(super) async fn age(&self, id: Uuid, hours: u32) {
         let columns = ["created_at", "sent_at", "dead_at", "discarded_at"]
             .map(|column| format!("{column} = {}", (self.earlier)(column, hours)));
-        let update = format!("update {{events}} set {} where event_id = '{id}'", columns.join(", "));
+        let update =
+            format!("update {{events}} set {} where event_id = '{id}'", columns.join(", "));
         self.sql(&update).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Finding events under shard leases, without writing.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
@@ -19,7 +19,7 @@ use super::{
 
 const HOUR: Duration = Duration::from_hours(1);
 
-fn delayed(aggregate_id: impl ToString, by: SignedDuration) -> Event {
+fn delayed(aggregate_id: impl Display, by: SignedDuration) -> Event {
     let at = Timestamp::now().checked_add(by).unwrap();
     let event = Event::builder("Happened").aggregate("Thing", aggregate_id).raw_json("{}");
     event.deliver_at(at).build().unwrap()
@@ -68,9 +68,7 @@ pub async fn reading_ahead_gives_only_the_shards_asked_for<DB: Dialect>(subject:
 }
 
 /// What is settled or waits is not read ahead; what a rollback took is nowhere.
-pub async fn reading_ahead_leaves_out_what_is_settled_or_waits<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn reading_ahead_leaves_out_what_is_settled_or_waits<DB: Dialect>(subject: &Subject<DB>) {
     use posthaste_core::store::Selection;
     let outbox = subject.outbox().await;
     let fresh = outbox.enqueue(&events(8)).await;
@@ -175,14 +173,14 @@ pub async fn a_hot_row_knows_the_unsettled_event_before_it<DB: Dialect>(subject:
     let first = outbox.enqueue_one(&event("key")).await.sequence;
     let second = outbox.enqueue_one(&event("key")).await.sequence;
     let alone = outbox.enqueue_one(&event("alone")).await.sequence;
-    let hot = |wanted: Vec<i64>| async {
-        let rows = outbox.store.read_hot(&wanted).await.unwrap();
+    let hot = async |wanted: &[i64]| {
+        let rows = outbox.store.read_hot(wanted).await.unwrap();
         let mut rows: Vec<_> = rows.iter().map(|hot| (hot.row.sequence, hot.previous)).collect();
         rows.sort_unstable();
         rows
     };
     assert_eq!(
-        hot(vec![first, second, alone]).await,
+        hot(&[first, second, alone]).await,
         [(first, None), (second, Some(first)), (alone, None)]
     );
 
@@ -190,12 +188,12 @@ pub async fn a_hot_row_knows_the_unsettled_event_before_it<DB: Dialect>(subject:
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
     owner.settle(&[retry(&rows[0], 1, HOUR)]).await;
-    assert_eq!(hot(vec![first, second]).await, [(second, Some(first))]);
+    assert_eq!(hot(&[first, second]).await, [(second, Some(first))]);
     owner.settle(&[dead(&rows[0])]).await;
-    assert_eq!(hot(vec![second]).await, [(second, None)]);
+    assert_eq!(hot(&[second]).await, [(second, None)]);
     owner.settle(&sent(&rows[1..2])).await;
     let third = outbox.enqueue_one(&event("key")).await.sequence;
-    assert_eq!(hot(vec![first, second, third]).await, [(third, None)]);
+    assert_eq!(hot(&[first, second, third]).await, [(third, None)]);
 }
 
 /// The hot path gets nothing of what waits, is settled, was rolled back or never was.
@@ -270,9 +268,7 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
     let elsewhere = Verdict::Held { destination: "elsewhere".to_owned(), key };
     // The newest is held first: the order is that of the sequence and not that of the writes.
     owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[3])]).await;
-    owner
-        .settle(&[held(&rows[2]), held(&rows[1]), settlement(&rows[4], 0, elsewhere)])
-        .await;
+    owner.settle(&[held(&rows[2]), held(&rows[1]), settlement(&rows[4], 0, elsewhere)]).await;
     let lane = outbox.store.read_held(BROKER, key, 10).await.unwrap();
     assert_eq!(sequences(&lane), [rows[2].sequence, rows[3].sequence]);
     assert!(lane.iter().all(|row| row.wait == Some(Wait::Held) && row.key == Some(key)));
@@ -291,7 +287,13 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
 pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     outbox
-        .enqueue(&[event("retry"), event("suspect"), event("parked"), event("dead"), event("parked")])
+        .enqueue(&[
+            event("retry"),
+            event("suspect"),
+            event("parked"),
+            event("dead"),
+            event("parked"),
+        ])
         .await;
     let unordered = Event::builder("Happened").unordered().raw_json("{}").build().unwrap();
     outbox.enqueue_one(&unordered).await;

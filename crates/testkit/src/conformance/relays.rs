@@ -1,7 +1,13 @@
 //! Relays as a case plays them: one that owns shards and reads, one that claims rows, and the
 //! patience to wait for the database's clock.
 
-use std::{collections::BTreeSet, fmt::Debug, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::{Debug, Display},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
 
 use posthaste_core::{
     Event, Key,
@@ -23,7 +29,7 @@ pub(super) const SHORT: Duration = Duration::from_millis(5);
 pub(super) const BROKER: &str = "broker";
 
 /// An event of this aggregate.
-pub(super) fn event(aggregate_id: impl ToString) -> Event {
+pub(super) fn event(aggregate_id: impl Display) -> Event {
     Event::builder("Happened").aggregate("Thing", aggregate_id).raw_json("{}").build().unwrap()
 }
 
@@ -34,7 +40,12 @@ pub(super) fn events(count: usize) -> Vec<Event> {
 
 /// A relay of this name whose leases last so long.
 pub(super) fn relay(name: &str, lease: Duration) -> Relay {
-    Relay { name: name.to_owned(), instance: Uuid::now_v7(), ordering: RelayOrdering::PerKey, lease }
+    Relay {
+        name: name.to_owned(),
+        instance: Uuid::now_v7(),
+        ordering: RelayOrdering::PerKey,
+        lease,
+    }
 }
 
 /// The sequences of rows, in their order.
@@ -60,10 +71,8 @@ pub(super) async fn eventually<T, F: Future<Output = Option<T>>>(
 
 /// Fails when something waits that must not wait for anybody.
 pub(super) async fn without_waiting<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(Duration::from_secs(10), future).await {
-        Ok(output) => output,
-        Err(_elapsed) => panic!("{what} waited for somebody else's lock"),
-    }
+    let outcome = tokio::time::timeout(Duration::from_secs(10), future).await;
+    outcome.unwrap_or_else(|_| panic!("{what} waited for somebody else"))
 }
 
 /// A relay that owns shards: reads them, settles what it read.
@@ -267,7 +276,7 @@ impl Claimer {
     }
 }
 
-/// The error's kind, for a call that must fail.
+/// The error of a call that must fail.
 #[track_caller]
 pub(super) fn refusal<T: Debug>(outcome: posthaste_core::Result<T>) -> posthaste_core::Error {
     match outcome {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use posthaste_core::{
-    Event, Status, limits,
-    store::{Fetched, Selection, SettleReport, Verdict, Wait},
+    Status, limits,
+    store::{Selection, SettleReport, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -109,7 +109,10 @@ pub async fn a_failed_event_waits_and_its_attempts_are_recorded<DB: Dialect>(
 
     let attempts = outbox.store.attempts(row.sequence).await.unwrap();
     assert_eq!(attempts.iter().map(|one| one.attempt).collect::<Vec<_>>(), [1, 2]);
-    assert_eq!(attempts.iter().map(|one| &*one.error).collect::<Vec<_>>(), ["refused 1", "refused 2"]);
+    assert_eq!(
+        attempts.iter().map(|one| &*one.error).collect::<Vec<_>>(),
+        ["refused 1", "refused 2"]
+    );
     for attempt in &attempts {
         assert_eq!((&*attempt.relay, &*attempt.destination), (&*owner.relay.owner(), BROKER));
     }
@@ -137,12 +140,8 @@ pub async fn repeating_a_settle_is_harmless<DB: Dialect>(subject: &Subject<DB>) 
     for _ in 0..3 {
         owner.settle(&batch).await;
     }
-    let expected = [
-        (Status::Sent, 0, 0),
-        (Status::Retry, 3, 1),
-        (Status::Dead, 1, 1),
-        (Status::New, 0, 0),
-    ];
+    let expected =
+        [(Status::Sent, 0, 0), (Status::Retry, 3, 1), (Status::Dead, 1, 1), (Status::New, 0, 0)];
     for (enqueued, (status, attempts, recorded)) in enqueued.iter().zip(expected) {
         let record = outbox.record(enqueued.id).await;
         assert_eq!((record.status, record.attempts), (status, attempts));
@@ -269,25 +268,83 @@ pub async fn a_settled_event_never_changes<DB: Dialect>(subject: &Subject<DB>) {
     for (row, enqueued) in rows.iter().zip(&enqueued) {
         let before = format!("{:?}", outbox.record(enqueued.id).await);
         let attempts = outbox.store.attempts(enqueued.sequence).await.unwrap();
+        let mut later_dead = dead(row);
+        later_dead.attempts = 9;
         for settlement in [
             sent(std::slice::from_ref(row)).remove(0),
             retry(row, 9, Duration::ZERO),
-            dying_again(row),
+            later_dead,
             parked(row),
             held(row),
             suspect(row, 9),
         ] {
-            let verdict = settlement.verdict.clone();
-            owner.settle(&[settlement]).await;
-            let after = format!("{:?}", outbox.record(enqueued.id).await);
-            assert_eq!(after, before, "{verdict:?} changed it");
+            for keep_sent in [true, false] {
+                let batch = std::slice::from_ref(&settlement);
+                outbox.store.settle(&owner.fence(), batch, keep_sent).await.unwrap();
+                let after = format!("{:?}", outbox.record(enqueued.id).await);
+                assert_eq!(after, before, "{:?} changed it", settlement.verdict);
+            }
         }
-        let report = outbox.store.settle(&owner.fence(), &sent(std::slice::from_ref(row)), false);
-        report.await.unwrap();
-        if outbox.store.event(enqueued.id).await.unwrap().is_some() {
-            assert_eq!(outbox.store.attempts(enqueued.sequence).await.unwrap(), attempts);
-        } else {
-            assert_eq!(enqueued.id, self::first(&before), "a settled event was deleted");
-        }
+        assert_eq!(outbox.store.attempts(enqueued.sequence).await.unwrap(), attempts);
     }
+}
+
+/// An error text is cut at its limit, between two characters.
+pub async fn a_long_error_is_cut_between_two_characters<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let event = event(1);
+    let sequence = outbox.enqueue_one(&event).await.sequence;
+    let mut owner = outbox.owner().await;
+    let row = owner.poll().await.remove(0);
+    let error = "xü漢💡".repeat(2_000);
+    let expected: String = error.chars().take(limits::ERROR_TEXT).collect();
+    let failed = |error: String| {
+        let destination = BROKER.to_owned();
+        Verdict::Retry { after: HOUR, error, destination, key: row.key, replay: false }
+    };
+    owner.settle(&[settlement(&row, 1, failed(error.clone()))]).await;
+    assert_eq!(outbox.record(event.id()).await.last_error.as_ref(), Some(&expected));
+    assert_eq!(outbox.store.attempts(sequence).await.unwrap()[0].error, expected);
+    let verdict = Verdict::Dead { error, destination: BROKER.to_owned(), parked: None };
+    owner.settle(&[settlement(&row, 2, verdict)]).await;
+    assert_eq!(outbox.record(event.id()).await.last_error, Some(expected));
+}
+
+/// An error text with any character in it can be written.
+pub async fn an_error_may_hold_any_character<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let event = event(1);
+    outbox.enqueue_one(&event).await;
+    let mut owner = outbox.owner().await;
+    let row = owner.poll().await.remove(0);
+    // Not every database can keep U+0000: it may be left out.
+    let error = "a\0b '\" \\ ? $1 \u{10fffd}\r\n".to_owned();
+    let verdict = Verdict::Dead { error: error.clone(), destination: BROKER.into(), parked: None };
+    owner.settle(&[settlement(&row, 1, verdict)]).await;
+    let kept = outbox.record(event.id()).await.last_error.unwrap();
+    assert_eq!(kept.replace('\0', ""), error.replace('\0', ""));
+}
+
+/// A row that cannot be decoded is handed over with the reason, and can be settled.
+pub async fn a_row_that_cannot_be_decoded_can_be_given_up<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let id = Uuid::now_v7();
+    let insert = format!(
+        "insert into {{events}} (event_id, event_type, payload, headers) \
+         values ('{id}', 'ByHand', '{{}}', 'secret is not json')"
+    );
+    outbox.sql(&insert).await;
+    let next = outbox.enqueue_one(&event("next")).await.sequence;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[1].sequence, next, "a broken row hides the others");
+    let why = rows[0].content.clone().unwrap_err();
+    assert!(why.contains("headers") && !why.contains("secret"), "{why}");
+    let record = outbox.record(id).await;
+    assert_eq!((record.event_id, record.content.unwrap_err()), (Some(id), why));
+
+    owner.settle(&[dead(&rows[0])]).await;
+    assert_eq!(outbox.record(id).await.status, Status::Dead);
+    assert_eq!(sequences(&owner.read_all().await), [next]);
 }

@@ -15,11 +15,10 @@ use super::outbox::Outbox;
 use crate::tables::{self, query};
 
 /// Runs plain SQL on a connection and gives how many rows came back.
-pub(super) type Query<DB> =
-    for<'c> fn(
-        &'c mut <DB as Database>::Connection,
-        String,
-    ) -> BoxFuture<'c, Result<usize, sqlx::Error>>;
+pub(super) type Query<DB> = for<'c> fn(
+    &'c mut <DB as Database>::Connection,
+    String,
+) -> BoxFuture<'c, Result<usize, sqlx::Error>>;
 
 /// SQL for the time in a column, so many hours earlier.
 pub(super) type Earlier = fn(&str, u32) -> String;

@@ -1,0 +1,177 @@
+//! `posthaste status`: counts, ages, relays and shards of an outbox.
+
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use jiff::Timestamp;
+use posthaste::{
+    Result,
+    store::{Counts, Store},
+};
+use serde::Serialize;
+
+use crate::{args::DatabaseArgs, database, duration};
+
+/// Show how an outbox stands. Changes nothing.
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+
+    /// Count the sent events that are still kept too; this reads all of them
+    #[arg(long)]
+    sent: bool,
+
+    /// One JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(args: StatusArgs) -> Result<()> {
+    let (store, shards) = database::open(&args.database).await?;
+    let outbox = args.database.table.to_string();
+    let report = Report::read(&*store, outbox, shards, args.sent).await?;
+    if args.json {
+        println!("{}", serde_json::json!(report));
+    } else {
+        print!("{}", report.for_people());
+    }
+    Ok(())
+}
+
+/// What `--json` writes. Ages are in seconds.
+#[derive(Serialize)]
+struct Report {
+    outbox: String,
+    database: &'static str,
+    counts: Counts,
+    /// Only with `--sent`.
+    sent: Option<u64>,
+    oldest_pending_s: Option<f64>,
+    backlog_by_tenant: Vec<Backlog>,
+    relays: Vec<RelayLine>,
+    shards: Shards,
+}
+
+#[derive(Serialize)]
+struct Backlog {
+    tenant: Option<String>,
+    events: u64,
+}
+
+#[derive(Serialize)]
+struct RelayLine {
+    name: String,
+    alive: bool,
+    ordering: String,
+    version: String,
+    shards: usize,
+    heartbeat_age_s: f64,
+    started_at: String,
+}
+
+#[derive(Serialize)]
+struct Shards {
+    total: u16,
+    held: usize,
+    free: usize,
+}
+
+impl Report {
+    async fn read(store: &dyn Store, outbox: String, total: u16, sent: bool) -> Result<Self> {
+        let counts = store.counts().await?;
+        let sent = if sent { Some(store.count_sent().await?) } else { None };
+        let oldest = store.oldest_pending().await?;
+        let tenants = store.counts_by_tenant().await?;
+        let shards = store.shards().await?;
+        let now = Timestamp::now();
+        let relays = store.relays().await?.into_iter().map(|relay| RelayLine {
+            shards: shards.iter().filter(|s| s.locked_by.as_ref() == Some(&relay.owner)).count(),
+            heartbeat_age_s: now.duration_since(relay.heartbeat_at).as_secs_f64().max(0.0),
+            started_at: relay.started_at.to_string(),
+            name: relay.name,
+            alive: relay.alive,
+            ordering: relay.ordering,
+            version: relay.version,
+        });
+        let held = shards.iter().filter(|shard| shard.locked_by.is_some()).count();
+        Ok(Self {
+            outbox,
+            database: store.database(),
+            counts,
+            sent,
+            oldest_pending_s: oldest.map(|age| age.as_secs_f64()),
+            backlog_by_tenant: tenants
+                .into_iter()
+                .map(|(tenant, events)| Backlog { tenant, events })
+                .collect(),
+            relays: relays.collect(),
+            shards: Shards { total, held, free: shards.len() - held },
+        })
+    }
+
+    fn for_people(&self) -> String {
+        let Counts { new, sending, retry, dead } = self.counts;
+        let oldest = match self.oldest_pending_s {
+            Some(age) => format!("oldest pending for {}", seconds(age)),
+            None => "nothing pending".to_owned(),
+        };
+        let Shards { total, held, free } = self.shards;
+        let mut events = table(["status", "events"]);
+        for (status, count) in [("new", new), ("sending", sending), ("retry", retry)] {
+            events.add_row([status.to_owned(), count.to_string()]);
+        }
+        events.add_row(["dead".to_owned(), dead.to_string()]);
+        if let Some(sent) = self.sent {
+            events.add_row(["sent, kept".to_owned(), sent.to_string()]);
+        }
+        align_right(&mut events, 1);
+        let mut text = format!("outbox {} ({})\n\n{events}\n{oldest}\n", self.outbox, self.database);
+        if !self.backlog_by_tenant.is_empty() {
+            let mut backlog = table(["tenant", "backlog"]);
+            for Backlog { tenant, events } in &self.backlog_by_tenant {
+                backlog.add_row([tenant.clone().unwrap_or("(none)".to_owned()), events.to_string()]);
+            }
+            align_right(&mut backlog, 1);
+            text += &format!("\n{backlog}\n");
+        }
+        if self.relays.is_empty() {
+            text += "\nno relay has reported\n";
+        } else {
+            text += &format!("\n{}\n", self.relay_table());
+        }
+        text + &format!("shards: {total}, held {held}, free {free}\n")
+    }
+
+    fn relay_table(&self) -> Table {
+        let mut relays = table(["relay", "alive", "ordering", "shards", "last heartbeat"]);
+        for relay in &self.relays {
+            relays.add_row([
+                relay.name.clone(),
+                if relay.alive { "yes" } else { "no" }.to_owned(),
+                relay.ordering.clone(),
+                relay.shards.to_string(),
+                format!("{} ago", seconds(relay.heartbeat_age_s)),
+            ]);
+        }
+        align_right(&mut relays, 3);
+        relays
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    duration::age(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(header);
+    table
+}
+
+fn align_right(table: &mut Table, column: usize) {
+    if let Some(column) = table.column_mut(column) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}

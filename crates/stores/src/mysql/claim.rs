@@ -1,0 +1,547 @@
+//! Taking single rows.
+//!
+//! Fresh rows are taken in the order of their numbers, with `skip locked`, or in the way of
+//! [`ClaimStyle::Token`] where the server has no such thing. All others are found without a lock
+//! and then locked by their primary key: a lock through a secondary index would go the other way
+//! round than a settle's, and the two could deadlock.
+
+use std::{collections::HashSet, sync::PoisonError, time::Duration, time::Instant};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Result,
+    store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
+};
+use sqlx::MySqlConnection;
+
+use super::{
+    ClaimStyle, LIST, MySqlStore,
+    gaps::Gaps,
+    micros, padded,
+    read::LOOK_LIMIT,
+    row::{columns, fetched_all, fresh, unsettled},
+};
+use crate::failure::failed;
+
+/// A sweep's floor is written down no more often than this.
+const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many expired leases are looked at to take one.
+const EXPIRED_LIMIT: u64 = 16;
+
+#[async_trait]
+impl Claim for MySqlStore {
+    async fn claim(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows> {
+        let mut claimed = ClaimedRows { rows: Vec::new(), position: from.clone() };
+        // At most half for those whose time has come: neither they nor the fresh ones starve.
+        let due = self.due(limit.div_ceil(2)).await?;
+        let behind = self.lowest_mark().await?.sequence.max(from.sequence);
+        let fresh = self.any_fresh(behind).await?;
+        if due.is_empty() && !fresh {
+            return Ok(claimed);
+        }
+        let mut transaction = self.begin("claiming events").await?;
+        let mut rows = self.take_listed(&mut transaction, relay, lease, &due).await?;
+        if fresh {
+            let limit = limit.saturating_sub(rows.len());
+            let taken =
+                self.take_between(&mut transaction, relay, lease, behind, i64::MAX, limit).await?;
+            if let Some(last) = taken.last() {
+                claimed.position.sequence = last.sequence;
+            }
+            rows.extend(taken);
+        }
+        transaction.commit().await.map_err(failed("claiming events"))?;
+        claimed.rows = in_order(rows);
+        Ok(claimed)
+    }
+
+    /// The context is the floor of the sweep, how far gaps were looked for, and the gaps. Behind
+    /// the floor nothing fresh is left but what appears in a gap; what has a `not_before` is found
+    /// by its time, wherever it lies.
+    async fn claim_late(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        from: &Position,
+        limit: usize,
+    ) -> Result<ClaimedRows> {
+        let mut sweep = match Sweep::parse(&from.context) {
+            Some(sweep) => sweep,
+            None => Sweep::from_mark(self.lowest_mark().await?),
+        };
+        let appeared = self.look_behind(&mut sweep, from.sequence).await?;
+        let lowest = self.lowest_fresh(sweep.floor, sweep.looked).await?;
+        let floor = lowest.map_or(sweep.looked, |lowest| lowest - 1).max(sweep.floor);
+        let moved = floor > sweep.floor;
+        sweep.floor = floor;
+        let mut rows = Vec::new();
+        if !appeared.is_empty() || self.any_fresh(floor).await? {
+            let mut transaction = self.begin("sweeping").await?;
+            let appeared = &appeared[..appeared.len().min(limit)];
+            rows = self.take_listed(&mut transaction, relay, lease, appeared).await?;
+            let limit = limit.saturating_sub(rows.len());
+            let up_to = from.sequence;
+            let passed_over =
+                self.take_between(&mut transaction, relay, lease, floor, up_to, limit).await?;
+            rows.extend(passed_over);
+            transaction.commit().await.map_err(failed("sweeping"))?;
+        }
+        if moved {
+            self.keep_floor(&sweep).await?;
+        }
+        Ok(ClaimedRows {
+            rows: in_order(rows),
+            position: Position { sequence: from.sequence, context: sweep.to_text() },
+        })
+    }
+
+    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>> {
+        let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
+            .bind(EXPIRED_LIMIT)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("looking for expired leases"))?;
+        if expired.is_empty() {
+            return Ok(None);
+        }
+        let mut transaction = self.begin("claiming an expired event").await?;
+        let taken = self.take_expired(&mut transaction, relay, lease, &expired).await?;
+        transaction.commit().await.map_err(failed("claiming an expired event"))?;
+        Ok(taken)
+    }
+
+    async fn claim_hot(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        sequences: &[i64],
+    ) -> Result<Vec<Fetched>> {
+        if sequences.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut transaction = self.begin("claiming hot events").await?;
+        let rows = self.take_listed(&mut transaction, relay, lease, sequences).await?;
+        transaction.commit().await.map_err(failed("claiming hot events"))?;
+        Ok(in_order(rows))
+    }
+
+    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
+        for leases in leases.chunks(LIST) {
+            let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
+            let mut query = sqlx::query_as(self.listing(CARRYING, tokens.len()));
+            for token in padded(&tokens) {
+                query = query.bind(token);
+            }
+            let rows: Vec<(i64, String)> =
+                query.fetch_all(&self.pool).await.map_err(failed("renewing row leases"))?;
+            for rows in rows.chunks(LIST) {
+                let mut query = sqlx::query(self.listing(RENEW_ROWS, rows.len()))
+                    .bind(micros(relay.lease));
+                let rows: Vec<(i64, &str)> = rows.iter().map(|row| (row.0, &*row.1)).collect();
+                for (sequence, _) in padded(&rows) {
+                    query = query.bind(sequence);
+                }
+                for (_, token) in padded(&rows) {
+                    query = query.bind(token);
+                }
+                query.execute(&self.pool).await.map_err(failed("renewing row leases"))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
+        for sequences in sequences.chunks(LIST) {
+            let mut query =
+                sqlx::query(self.listing(UNCLAIM, sequences.len())).bind(&lease.token);
+            for sequence in padded(sequences) {
+                query = query.bind(sequence);
+            }
+            query.execute(&self.pool).await.map_err(failed("giving events back"))?;
+        }
+        Ok(())
+    }
+}
+
+fn in_order(mut rows: Vec<Fetched>) -> Vec<Fetched> {
+    rows.sort_unstable_by_key(|row| row.sequence);
+    rows
+}
+
+/// Where the sweeps of a relay stand.
+struct Sweep {
+    floor: i64,
+    looked: i64,
+    gaps: Gaps,
+}
+
+impl Sweep {
+    fn parse(context: &str) -> Option<Self> {
+        let (floor, rest) = context.split_once('|')?;
+        let (looked, gaps) = rest.split_once('|')?;
+        let (floor, looked) = (floor.parse().ok()?, looked.parse().ok()?);
+        Some(Self { floor, looked, gaps: Gaps::parse(gaps) })
+    }
+
+    fn from_mark(mark: Position) -> Self {
+        Self { floor: mark.sequence, looked: mark.sequence, gaps: Gaps::parse(&mark.context) }
+    }
+
+    fn to_text(&self) -> String {
+        format!("{}|{}|{}", self.floor, self.looked, self.gaps)
+    }
+}
+
+/// Behind the lowest mark nothing fresh is left but what appears in its gaps.
+const LOWEST_MARK: &str = "
+    select mark, mark_context from {shards} where tenant_group = '' order by mark limit 1";
+
+const LOWEST_FRESH: &str = concat!(
+    "select e.sequence from {events} e where e.sequence > ? and e.sequence <= ? and ",
+    fresh!(),
+    " order by e.sequence limit 1"
+);
+
+const ANY_FRESH: &str = concat!(
+    "select exists (select 1 from {events} e
+        where e.sequence > ? and e.locked_until is null and ",
+    fresh!(),
+    ")"
+);
+
+const DUE: &str = concat!(
+    "select e.sequence from {events} e
+    where e.not_before <= utc_timestamp(6) and e.locked_until is null and ",
+    unsettled!(),
+    " order by e.not_before limit ?"
+);
+
+/// A shard that somebody owns has a mark of its owner's.
+const KEEP_FLOOR: &str = "
+    update {shards} set mark = ?, mark_context = ?
+    where tenant_group = '' and mark < ?
+        and (locked_by is null or locked_until < utc_timestamp(6))";
+
+impl MySqlStore {
+    pub(super) async fn lowest_mark(&self) -> Result<Position> {
+        let mark: Option<(i64, String)> = sqlx::query_as(self.tables.sql(LOWEST_MARK))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("reading the lowest mark"))?;
+        let (sequence, context) = mark.unwrap_or_default();
+        Ok(Position { sequence, context })
+    }
+
+    async fn lowest_fresh(&self, behind: i64, up_to: i64) -> Result<Option<i64>> {
+        sqlx::query_scalar(self.tables.sql(LOWEST_FRESH))
+            .bind(behind)
+            .bind(up_to)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("sweeping"))
+    }
+
+    async fn any_fresh(&self, behind: i64) -> Result<bool> {
+        sqlx::query_scalar(self.tables.sql(ANY_FRESH))
+            .bind(behind)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("looking for fresh events"))
+    }
+
+    async fn due(&self, limit: usize) -> Result<Vec<i64>> {
+        sqlx::query_scalar(self.tables.sql(DUE))
+            .bind(limit.min(LIST) as u64)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("looking for due events"))
+    }
+
+    /// Looks for gaps up to the cursor and gives what has appeared in those that were known and
+    /// is fresh. That stays among the gaps: whoever claims it may give it back.
+    async fn look_behind(&self, sweep: &mut Sweep, cursor: i64) -> Result<Vec<i64>> {
+        let closed = match sweep.gaps.oldest() {
+            Some(oldest) => self.closed(oldest).await?,
+            None => 0,
+        };
+        let visible = self.probe(sweep.gaps.iter()).await?;
+        let numbers: Vec<i64> = visible.iter().map(|(sequence, _)| *sequence).collect();
+        sweep.gaps.remove(&numbers);
+        sweep.gaps.close(closed);
+        let appeared: Vec<i64> =
+            visible.into_iter().filter_map(|(sequence, fresh)| fresh.then_some(sequence)).collect();
+        for &sequence in &appeared {
+            // Visible, so not to be closed by time.
+            sweep.gaps.add(sequence, sequence, i64::MAX);
+        }
+        if sweep.looked < cursor {
+            let look = self.look(sweep.looked, cursor, LOOK_LIMIT).await?;
+            sweep.gaps.add_missing(sweep.looked, &look.present, look.at);
+            sweep.looked = match look.present.last() {
+                Some(&last) if look.present.len() == LOOK_LIMIT => last,
+                Some(&last) => {
+                    sweep.gaps.add(last + 1, cursor, look.at);
+                    cursor
+                }
+                // The time is unknown; the next sweep looks again.
+                None => sweep.looked,
+            };
+        }
+        Ok(appeared)
+    }
+
+    /// So that a restart does not sweep from the beginning.
+    async fn keep_floor(&self, sweep: &Sweep) -> Result<()> {
+        {
+            let mut kept = self.floor_kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.is_some_and(|at| at.elapsed() < KEEP_INTERVAL) {
+                return Ok(());
+            }
+            *kept = Some(Instant::now());
+        }
+        let mut transaction = self.begin("keeping the floor of a sweep").await?;
+        sqlx::query(self.tables.sql(KEEP_FLOOR))
+            .bind(sweep.floor)
+            .bind(sweep.gaps.to_string())
+            .bind(sweep.floor)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed("keeping the floor of a sweep"))?;
+        transaction.commit().await.map_err(failed("keeping the floor of a sweep"))
+    }
+}
+
+const LOCK_LISTED: &str = concat!(
+    "select ",
+    columns!(),
+    " from {events} e
+    where e.sequence in ({list}) and e.locked_until is null
+        and (e.not_before is null or e.not_before <= utc_timestamp(6)) and ",
+    unsettled!(),
+    " for update {skip_locked}"
+);
+
+const LOCK_BETWEEN: &str = concat!(
+    "select ",
+    columns!(),
+    " from {events} e
+    where e.sequence > ? and e.sequence <= ? and e.locked_until is null and ",
+    fresh!(),
+    " order by e.sequence limit ? for update skip locked"
+);
+
+const TAKE: &str = "
+    update {events}
+    set locked_by = ?, locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+    where sequence in ({list})";
+
+const TAKE_BETWEEN: &str = concat!(
+    "update {events} e
+    set e.locked_by = ?, e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+    where e.sequence > ? and e.sequence <= ? and e.locked_until is null and ",
+    fresh!(),
+    " order by e.sequence limit ?"
+);
+
+const TAKEN: &str = concat!(
+    "select ",
+    columns!(),
+    " from {events} e where e.locked_by = ? and ",
+    unsettled!(),
+    " order by e.sequence"
+);
+
+impl MySqlStore {
+    /// Takes those of these rows that are claimable.
+    async fn take_listed(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        lease: &RowLease,
+        sequences: &[i64],
+    ) -> Result<Vec<Fetched>> {
+        let count = self.shard_count().await?;
+        let mut taken = Vec::new();
+        for sequences in sequences.chunks(LIST) {
+            let mut query = sqlx::query(self.locking(LOCK_LISTED, sequences.len()).await?);
+            for sequence in padded(sequences) {
+                query = query.bind(sequence);
+            }
+            let rows = query
+                .fetch_all(&mut *connection)
+                .await
+                .and_then(|rows| fetched_all(&rows, count))
+                .map_err(failed("claiming events"))?;
+            self.mark_taken(connection, relay, lease, &rows).await?;
+            taken.extend(rows);
+        }
+        Ok(taken)
+    }
+
+    /// Takes fresh rows between two numbers, in their order.
+    async fn take_between(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        lease: &RowLease,
+        behind: i64,
+        up_to: i64,
+        limit: usize,
+    ) -> Result<Vec<Fetched>> {
+        let count = self.shard_count().await?;
+        if limit == 0 || behind >= up_to {
+            return Ok(Vec::new());
+        }
+        if self.claim_style().await? == ClaimStyle::SkipLocked {
+            let rows = sqlx::query(self.tables.sql(LOCK_BETWEEN))
+                .bind(behind)
+                .bind(up_to)
+                .bind(limit as u64)
+                .fetch_all(&mut *connection)
+                .await
+                .and_then(|rows| fetched_all(&rows, count))
+                .map_err(failed("claiming events"))?;
+            self.mark_taken(connection, relay, lease, &rows).await?;
+            return Ok(rows);
+        }
+        // What carries the token already, from this transaction or an earlier one, is not new.
+        let before: HashSet<i64> = self
+            .taken(connection, lease, count)
+            .await?
+            .into_iter()
+            .map(|row| row.sequence)
+            .collect();
+        sqlx::query(self.tables.sql(TAKE_BETWEEN))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .bind(behind)
+            .bind(up_to)
+            .bind(limit as u64)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("claiming events"))?;
+        let mut taken = self.taken(connection, lease, count).await?;
+        taken.retain(|row| !before.contains(&row.sequence));
+        Ok(taken)
+    }
+
+    async fn taken(
+        &self,
+        connection: &mut MySqlConnection,
+        lease: &RowLease,
+        count: u16,
+    ) -> Result<Vec<Fetched>> {
+        sqlx::query(self.tables.sql(TAKEN))
+            .bind(&lease.token)
+            .fetch_all(connection)
+            .await
+            .and_then(|rows| fetched_all(&rows, count))
+            .map_err(failed("claiming events"))
+    }
+
+    async fn mark_taken(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        lease: &RowLease,
+        rows: &[Fetched],
+    ) -> Result<()> {
+        for rows in rows.chunks(LIST) {
+            let mut query = sqlx::query(self.listing(TAKE, rows.len()))
+                .bind(&lease.token)
+                .bind(micros(relay.lease));
+            let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
+            for sequence in padded(&sequences) {
+                query = query.bind(sequence);
+            }
+            query.execute(&mut *connection).await.map_err(failed("claiming events"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Through the index of what is locked, which is little.
+const EXPIRED: &str = concat!(
+    "select e.sequence from {events} e force index ({bare}_locked_idx)
+    where e.locked_by is not null and e.locked_until < utc_timestamp(6) and ",
+    unsettled!(),
+    " order by e.locked_until limit ?"
+);
+
+const LOCK_EXPIRED: &str = concat!(
+    "select e.sequence from {events} e
+    where e.sequence in ({list}) and e.locked_until < utc_timestamp(6) and ",
+    unsettled!(),
+    " order by e.sequence limit 1 for update {skip_locked}"
+);
+
+const TAKE_EXPIRED: &str = "
+    update {events}
+    set attempts = attempts + 1, locked_by = ?,
+        locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+    where sequence = ?";
+
+const ONE: &str = concat!("select ", columns!(), " from {events} e where e.sequence = ?");
+
+const CARRYING: &str = concat!(
+    "select e.sequence, e.locked_by from {events} e where e.locked_by in ({list}) and ",
+    unsettled!()
+);
+
+const RENEW_ROWS: &str = concat!(
+    "update {events} e
+    set e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+    where e.sequence in ({list}) and e.locked_by in ({list}) and ",
+    unsettled!()
+);
+
+const UNCLAIM: &str = concat!(
+    "update {events} e
+    set e.locked_by = null, e.locked_until = null
+    where e.locked_by = ? and e.sequence in ({list}) and ",
+    unsettled!()
+);
+
+impl MySqlStore {
+    async fn take_expired(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &Relay,
+        lease: &RowLease,
+        expired: &[i64],
+    ) -> Result<Option<Fetched>> {
+        let mut query = sqlx::query_scalar(self.locking(LOCK_EXPIRED, expired.len()).await?);
+        for sequence in padded(expired) {
+            query = query.bind(sequence);
+        }
+        let locked: Option<i64> = query
+            .fetch_optional(&mut *connection)
+            .await
+            .map_err(failed("claiming an expired event"))?;
+        let Some(sequence) = locked else {
+            return Ok(None);
+        };
+        sqlx::query(self.tables.sql(TAKE_EXPIRED))
+            .bind(&lease.token)
+            .bind(micros(relay.lease))
+            .bind(sequence)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("claiming an expired event"))?;
+        let count = self.shard_count().await?;
+        let rows = sqlx::query(self.tables.sql(ONE))
+            .bind(sequence)
+            .fetch_all(connection)
+            .await
+            .and_then(|rows| fetched_all(&rows, count))
+            .map_err(failed("claiming an expired event"))?;
+        Ok(rows.into_iter().next())
+    }
+}

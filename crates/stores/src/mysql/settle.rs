@@ -1,0 +1,364 @@
+//! Writing outcomes back, fenced.
+//!
+//! The fence comes first in the transaction and holds until its end: the rows of the leases in
+//! share mode, in shard order, so that a takeover waits for this settle or this settle for the
+//! takeover; or the rows of the events themselves.
+
+use std::collections::{HashMap, HashSet};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Key, Result,
+    limits::cut_error,
+    store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
+};
+use sqlx::{AssertSqlSafe, MySqlConnection};
+
+use super::{
+    LIST, MySqlStore, micros, padded,
+    row::{for_ever, unsettled},
+};
+use crate::failure::failed;
+
+/// Most events other than delivered ones in one statement.
+const OUTCOMES: usize = 200;
+
+#[async_trait]
+impl Settle for MySqlStore {
+    async fn settle(
+        &self,
+        fence: &Fence,
+        batch: &[Settlement],
+        keep_sent: bool,
+    ) -> Result<SettleReport> {
+        let mut transaction = self.begin("settling").await?;
+        let (relay, allowed, report) = match fence {
+            Fence::Shards { owner, held } => {
+                let valid = self.lock_leases(&mut transaction, owner, held).await?;
+                let (allowed, report) = divide(batch, held, &valid);
+                (owner, allowed, report)
+            }
+            Fence::Rows(lease) => {
+                let (allowed, report) =
+                    self.lock_rows(&mut transaction, lease, batch, keep_sent).await?;
+                (&lease.token, allowed, report)
+            }
+        };
+        self.write(&mut transaction, relay, &allowed, keep_sent).await?;
+        transaction.commit().await.map_err(failed("settling"))?;
+        Ok(report)
+    }
+}
+
+const LEASES: &str = "
+    select shard, epoch from {shards}
+    where tenant_group = '' and locked_by = ? and shard in ({list})
+    order by shard
+    lock in share mode";
+
+impl MySqlStore {
+    /// Locks the leases that are still held, in share mode. Waits for a takeover that is under
+    /// way, and then sees its outcome.
+    async fn lock_leases(
+        &self,
+        connection: &mut MySqlConnection,
+        owner: &str,
+        held: &[Held],
+    ) -> Result<HashSet<u16>> {
+        if held.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let mut query = sqlx::query_as(self.listing(LEASES, held.len())).bind(owner);
+        for held in padded(held) {
+            query = query.bind(held.shard);
+        }
+        let owned: Vec<(i32, i64)> =
+            query.fetch_all(connection).await.map_err(failed("checking leases"))?;
+        let still = |(shard, epoch): (i32, i64)| {
+            held.contains(&Held { shard: shard as u16, epoch }).then_some(shard as u16)
+        };
+        Ok(owned.into_iter().filter_map(still).collect())
+    }
+}
+
+fn divide<'b>(
+    batch: &'b [Settlement],
+    held: &[Held],
+    valid: &HashSet<u16>,
+) -> (Vec<&'b Settlement>, SettleReport) {
+    let (allowed, refused): (Vec<_>, Vec<_>) =
+        batch.iter().partition(|settlement| valid.contains(&settlement.shard));
+    let mut stale_shards: Vec<u16> =
+        held.iter().map(|held| held.shard).filter(|shard| !valid.contains(shard)).collect();
+    stale_shards.sort_unstable();
+    stale_shards.dedup();
+    let refused = refused.into_iter().map(|settlement| settlement.sequence).collect();
+    (allowed, SettleReport { stale_shards, refused })
+}
+
+const ROWS: &str = concat!(
+    "select e.sequence, e.locked_by <=> ?, ",
+    unsettled!(),
+    ", e.locked_by is null, e.sent_at is not null, e.dead_at is not null, e.attempts
+    from {events} e
+    where e.sequence in ({list})
+    order by e.sequence
+    for update"
+);
+
+/// An event as a settle under a row lease finds it.
+struct Found {
+    ours: bool,
+    unsettled: bool,
+    free: bool,
+    sent: bool,
+    dead: bool,
+    attempts: i32,
+}
+
+impl Found {
+    /// Whether this settlement was written before: repeating it is no loss of the lease.
+    fn has(&self, settlement: &Settlement) -> bool {
+        let waits = self.unsettled && self.free && self.attempts == settlement.attempts as i32;
+        match settlement.verdict {
+            Verdict::Sent => self.sent,
+            Verdict::Dead { .. } => self.dead,
+            Verdict::Unclaimed => self.unsettled && self.free,
+            Verdict::Retry { .. } | Verdict::Held { .. } | Verdict::Suspect { .. } => waits,
+        }
+    }
+}
+
+impl MySqlStore {
+    /// Locks the rows of the batch, and gives those that carry the token.
+    async fn lock_rows<'b>(
+        &self,
+        connection: &mut MySqlConnection,
+        lease: &RowLease,
+        batch: &'b [Settlement],
+        keep_sent: bool,
+    ) -> Result<(Vec<&'b Settlement>, SettleReport)> {
+        let mut found = HashMap::with_capacity(batch.len());
+        for chunk in batch.chunks(LIST) {
+            let sequences: Vec<i64> = chunk.iter().map(|settlement| settlement.sequence).collect();
+            let mut query =
+                sqlx::query_as(self.listing(ROWS, sequences.len())).bind(&lease.token);
+            for sequence in padded(&sequences) {
+                query = query.bind(sequence);
+            }
+            let rows: Vec<(i64, bool, bool, bool, bool, bool, i32)> =
+                query.fetch_all(&mut *connection).await.map_err(failed("checking row leases"))?;
+            for (sequence, ours, unsettled, free, sent, dead, attempts) in rows {
+                found.insert(sequence, Found { ours, unsettled, free, sent, dead, attempts });
+            }
+        }
+        let mut allowed = Vec::with_capacity(batch.len());
+        let mut report = SettleReport::default();
+        for settlement in batch {
+            match found.get(&settlement.sequence) {
+                Some(row) if row.ours && row.unsettled => allowed.push(settlement),
+                Some(row) if row.has(settlement) => {}
+                None if settlement.verdict == Verdict::Sent && !keep_sent => {}
+                _ => report.refused.push(settlement.sequence),
+            }
+        }
+        Ok((allowed, report))
+    }
+}
+
+const SENT: &str = concat!(
+    "update {events} e
+    set e.sent_at = utc_timestamp(6), e.not_before = null, e.wait = null, e.lane = null,
+        e.locked_by = null, e.locked_until = null
+    where e.sequence in ({list}) and ",
+    unsettled!()
+);
+
+const SENT_AND_GONE: &str = concat!(
+    "delete e, a from {events} e left join {attempts} a on a.sequence = e.sequence
+    where e.sequence in ({list}) and ",
+    unsettled!()
+);
+
+const UNCLAIM: &str = concat!(
+    "update {events} e set e.locked_by = null, e.locked_until = null
+    where e.sequence in ({list}) and ",
+    unsettled!()
+);
+
+/// What is written for an event that was not delivered.
+struct Setback<'b> {
+    settlement: &'b Settlement,
+    /// `None` leaves the number as it is.
+    attempts: Option<u32>,
+    /// `None` with a wait: for ever.
+    after: Option<i64>,
+    wait: Option<&'static str>,
+    lane: Option<Key>,
+    destination: &'b str,
+    error: Option<&'b str>,
+    dead: bool,
+}
+
+impl<'b> Setback<'b> {
+    fn of(settlement: &'b Settlement) -> Option<Self> {
+        let attempts = Some(settlement.attempts);
+        Some(match &settlement.verdict {
+            Verdict::Sent | Verdict::Unclaimed => return None,
+            Verdict::Retry { after, error, destination, key, replay } => Self {
+                settlement,
+                attempts,
+                after: Some(micros(*after)),
+                wait: Some(if *replay { "replay" } else { "retry" }),
+                lane: *key,
+                destination,
+                error: Some(cut_error(error)),
+                dead: false,
+            },
+            Verdict::Dead { error, destination, parked } => Self {
+                settlement,
+                attempts,
+                after: None,
+                wait: parked.map(|_| "parked"),
+                lane: *parked,
+                destination,
+                error: Some(cut_error(error)),
+                dead: true,
+            },
+            Verdict::Held { destination, key } => Self {
+                settlement,
+                attempts: None,
+                after: None,
+                wait: Some("held"),
+                lane: Some(*key),
+                destination,
+                error: None,
+                dead: false,
+            },
+            Verdict::Suspect { destination, key } => Self {
+                settlement,
+                attempts,
+                after: Some(0),
+                wait: Some("suspect"),
+                lane: *key,
+                destination,
+                error: None,
+                dead: false,
+            },
+        })
+    }
+
+    /// Whether it was an attempt: one that burnt none, or never left, is not listed.
+    fn is_attempt(&self) -> bool {
+        self.error.is_some() && self.settlement.attempts > 0
+    }
+}
+
+/// One row of the table `v` that the statements join with.
+const SETBACK: &str = "select cast(? as signed) as sequence, cast(? as unsigned) as shard,
+    cast(? as signed) as attempts, cast(? as signed) as after_micros, cast(? as char) as wait,
+    cast(? as signed) as lane, cast(? as char) as destination, cast(? as char) as error,
+    cast(? as signed) as dead";
+
+/// The shard goes where the hash would be when the writer left it out: modulo the number of shards
+/// it gives itself.
+const SET_BACK: &str = concat!(
+    "update ({setbacks}) v straight_join {events} e on e.sequence = v.sequence
+    set e.attempts = coalesce(v.attempts, e.attempts),
+        e.not_before = case when v.wait is null then null when v.after_micros is null then ",
+    for_ever!(),
+    " else timestampadd(microsecond, v.after_micros, utc_timestamp(6)) end,
+        e.wait = v.wait, e.lane = v.lane, e.destination = v.destination,
+        e.last_error = coalesce(v.error, e.last_error),
+        e.dead_at = case when v.dead = 1 then utc_timestamp(6) end,
+        e.key_hash = coalesce(e.key_hash, v.shard), e.locked_by = null, e.locked_until = null
+    where ",
+    unsettled!()
+);
+
+const LIST_ATTEMPTS: &str = concat!(
+    "insert into {attempts} (sequence, replay, attempt, at, relay, destination, error)
+    select e.sequence, e.replay, v.attempts, utc_timestamp(6), ?, v.destination, v.error
+    from ({setbacks}) v straight_join {events} e on e.sequence = v.sequence
+    where ",
+    unsettled!(),
+    " on duplicate key update id = id"
+);
+
+impl MySqlStore {
+    async fn write(
+        &self,
+        connection: &mut MySqlConnection,
+        relay: &str,
+        batch: &[&Settlement],
+        keep_sent: bool,
+    ) -> Result<()> {
+        let sequences = |verdict: &Verdict| -> Vec<i64> {
+            let same = batch.iter().filter(|settlement| settlement.verdict == *verdict);
+            same.map(|settlement| settlement.sequence).collect()
+        };
+        let delivered = if keep_sent { SENT } else { SENT_AND_GONE };
+        self.write_listed(connection, delivered, &sequences(&Verdict::Sent)).await?;
+        self.write_listed(connection, UNCLAIM, &sequences(&Verdict::Unclaimed)).await?;
+        let setbacks: Vec<Setback<'_>> =
+            batch.iter().filter_map(|settlement| Setback::of(settlement)).collect();
+        for setbacks in setbacks.chunks(OUTCOMES) {
+            let (attempts, _): (Vec<_>, Vec<_>) =
+                setbacks.iter().partition(|setback| setback.is_attempt());
+            // Before the events change: a dead one is settled afterwards.
+            self.write_setbacks(connection, LIST_ATTEMPTS, Some(relay), &attempts).await?;
+            let all: Vec<_> = setbacks.iter().collect();
+            self.write_setbacks(connection, SET_BACK, None, &all).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_listed(
+        &self,
+        connection: &mut MySqlConnection,
+        template: &'static str,
+        sequences: &[i64],
+    ) -> Result<()> {
+        for sequences in sequences.chunks(LIST) {
+            let mut query = sqlx::query(self.listing(template, sequences.len()));
+            for sequence in padded(sequences) {
+                query = query.bind(sequence);
+            }
+            query.execute(&mut *connection).await.map_err(failed("settling"))?;
+        }
+        Ok(())
+    }
+
+    async fn write_setbacks(
+        &self,
+        connection: &mut MySqlConnection,
+        template: &'static str,
+        relay: Option<&str>,
+        setbacks: &[&Setback<'_>],
+    ) -> Result<()> {
+        if setbacks.is_empty() {
+            return Ok(());
+        }
+        let rows = vec![SETBACK; setbacks.len()].join(" union all ");
+        let sql = self.tables.sql(template).0.replace("{setbacks}", &rows);
+        // Not kept prepared: there are too many lengths.
+        let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(false);
+        if let Some(relay) = relay {
+            query = query.bind(relay);
+        }
+        for setback in setbacks {
+            query = query
+                .bind(setback.settlement.sequence)
+                .bind(setback.settlement.shard)
+                .bind(setback.attempts)
+                .bind(setback.after)
+                .bind(setback.wait)
+                .bind(setback.lane.map(|key| key.0))
+                .bind(setback.destination)
+                .bind(setback.error)
+                .bind(setback.dead);
+        }
+        query.execute(connection).await.map_err(failed("settling"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! Looking at an outbox.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use posthaste_core::{
+    Event, Status,
+    store::{Counts, EventRecord, Filter},
+};
+use posthaste_stores::Dialect;
+use uuid::Uuid;
+
+use super::{
+    Subject,
+    outbox::Outbox,
+    relays::{LONG, dead, event, events, held, parked, relay, retry, sent, suspect},
+    states::{in_every_state, in_state},
+};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+/// Lists all that match, page by page, and checks that each page keeps to its contract.
+async fn list<DB: Dialect>(outbox: &Outbox<DB>, filter: &Filter, limit: usize) -> Vec<EventRecord> {
+    let (mut found, mut before): (Vec<EventRecord>, _) = (Vec::new(), None);
+    for _ in 0..1_000 {
+        let page = outbox.store.events(filter, before, limit).await.unwrap();
+        assert!(page.events.len() <= limit, "{} events of {limit}", page.events.len());
+        found.extend(page.events);
+        before = page.next;
+        if before.is_none() {
+            assert!(
+                found.is_sorted_by(|one, next| one.sequence > next.sequence),
+                "not newest first"
+            );
+            return found;
+        }
+    }
+    panic!("the pages never end");
+}
+
+fn ids(records: &[EventRecord]) -> Vec<Uuid> {
+    records.iter().filter_map(|record| record.event_id).collect()
+}
+
+/// An event is found by its id; one that is not there is `None`.
+pub async fn an_event_is_found_by_its_id<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(3)).await;
+    let record = outbox.record(enqueued[1].id).await;
+    assert_eq!((record.sequence, record.event_id), (enqueued[1].sequence, Some(enqueued[1].id)));
+    assert_eq!((record.status, record.attempts), (Status::New, 0));
+    assert_eq!((record.sent_at, record.dead_at, record.locked_by), (None, None, None));
+    assert!(outbox.store.event(Uuid::now_v7()).await.unwrap().is_none());
+}
+
+/// A list comes newest first and in pages that neither repeat nor leave out anything.
+pub async fn a_list_comes_newest_first_and_in_pages<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(25)).await;
+    let newest_first: Vec<Uuid> = enqueued.iter().rev().map(|one| one.id).collect();
+    for limit in [1, 7, 25, 100] {
+        assert_eq!(ids(&list(&outbox, &Filter::default(), limit).await), newest_first);
+    }
+    let page = outbox.store.events(&Filter::default(), Some(enqueued[5].sequence), 3).await;
+    assert_eq!(ids(&page.unwrap().events), [enqueued[4].id, enqueued[3].id, enqueued[2].id]);
+}
+
+/// Each part of a filter narrows the list, and given parts must all match.
+pub async fn filters_narrow_the_list<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let build = |event_type: &str, aggregate: &str, id: &str, tenant: &str| {
+        let event = Event::builder(event_type).aggregate(aggregate, id).tenant(tenant);
+        event.raw_json("{}").build().unwrap()
+    };
+    let all = [
+        build("Placed", "Order", "1", "acme"),
+        build("Placed", "Order", "2", "acme"),
+        build("Paid", "Order", "1", "other"),
+        build("Paid", "Invoice", "1", "acme"),
+    ];
+    let bare = Event::builder("Placed").raw_json("{}").build().unwrap();
+    outbox.enqueue(&all).await;
+    outbox.enqueue_one(&bare).await;
+    let text = |text: &str| Some(text.to_owned());
+    let filters = [
+        (Filter { event_type: text("Paid"), ..Filter::default() }, vec![3, 2]),
+        (Filter { aggregate_type: text("Order"), ..Filter::default() }, vec![2, 1, 0]),
+        (Filter { aggregate_id: text("1"), ..Filter::default() }, vec![3, 2, 0]),
+        (Filter { tenant: text("acme"), ..Filter::default() }, vec![3, 1, 0]),
+        (Filter { aggregate_id: text("1"), tenant: text("acme"), ..Filter::default() }, vec![3, 0]),
+        (
+            Filter { event_type: text("Placed"), aggregate_id: text("3"), ..Filter::default() },
+            vec![],
+        ),
+        (Filter { tenant: text("ACME"), ..Filter::default() }, vec![]),
+        (Filter { tenant: text("acme' or 1=1 --"), ..Filter::default() }, vec![]),
+    ];
+    for (filter, expected) in filters {
+        let expected: Vec<Uuid> =
+            expected.into_iter().map(|index: usize| all[index].id()).collect();
+        for limit in [1, 10] {
+            assert_eq!(ids(&list(&outbox, &filter, limit).await), expected, "{filter:?}");
+        }
+        let status = Filter { status: Some(Status::New), ..filter.clone() };
+        assert_eq!(ids(&list(&outbox, &status, 10).await), expected, "{status:?}");
+        let status = Filter { status: Some(Status::Dead), ..filter };
+        assert!(list(&outbox, &status, 10).await.is_empty(), "{status:?}");
+    }
+}
+
+/// A filter of times takes the first moment in and leaves the last one out.
+pub async fn times_of_a_filter_are_from_and_before<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut created: Vec<(Uuid, Timestamp)> = Vec::new();
+    for hours in [30, 20, 10, 0] {
+        let event = event(hours);
+        outbox.enqueue_one(&event).await;
+        outbox.age(event.id(), hours).await;
+        let envelope = outbox.record(event.id()).await.content.unwrap();
+        created.push((event.id(), envelope.created_at));
+    }
+    let filter = Filter {
+        created_from: Some(created[1].1),
+        created_before: Some(created[3].1),
+        ..Filter::default()
+    };
+    assert_eq!(ids(&list(&outbox, &filter, 10).await), [created[2].0, created[1].0]);
+}
+
+/// Every state can be listed, and shows the events that are in it.
+pub async fn every_state_can_be_listed<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let owner = outbox.owner().await;
+    let mut expected: BTreeMap<Status, Vec<Uuid>> = BTreeMap::new();
+    for _ in 0..2 {
+        for (status, id) in in_every_state(&outbox, &owner).await {
+            expected.entry(status).or_default().insert(0, id);
+        }
+    }
+    for (status, expected) in expected {
+        let filter = Filter { status: Some(status), ..Filter::default() };
+        for limit in [1, 10] {
+            let found = list(&outbox, &filter, limit).await;
+            assert_eq!(ids(&found), expected, "{status}");
+            assert!(found.iter().all(|record| record.status == status));
+        }
+    }
+}
+
+/// A row that cannot be decoded is listed with the reason.
+pub async fn a_list_shows_rows_that_cannot_be_decoded<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let id = Uuid::now_v7();
+    let insert = format!(
+        "insert into {{events}} (event_id, event_type, payload, headers) \
+         values ('{id}', 'ByHand', '{{}}', '[1]')"
+    );
+    outbox.sql(&insert).await;
+    let found = list(&outbox, &Filter::default(), 10).await;
+    assert_eq!(ids(&found), [id]);
+    assert!(found[0].content.is_err());
+}
+
+/// Every event is counted once, in its state; what is finished well is not counted.
+pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    assert_eq!(outbox.store.counts().await.unwrap(), Counts::default());
+    let owner = outbox.owner().await;
+    for (times, status) in [(1, Status::New), (2, Status::Sending), (3, Status::Retry)] {
+        for _ in 0..times {
+            in_state(&outbox, &owner, status).await;
+        }
+    }
+    for (times, status) in [(4, Status::Dead), (5, Status::Sent), (6, Status::Discarded)] {
+        for _ in 0..times {
+            in_state(&outbox, &owner, status).await;
+        }
+    }
+    let expected = Counts { new: 1, sending: 2, retry: 3, dead: 4 };
+    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    assert_eq!(outbox.store.count_sent().await.unwrap(), 5);
+}
+
+/// What waits behind every owner's mark is still counted, and only once.
+pub async fn what_waits_behind_the_marks_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    outbox.enqueue(&events(6)).await;
+    let rows = owner.poll().await;
+    owner
+        .settle(&[
+            sent(&rows[..1]).remove(0),
+            retry(&rows[1], 1, HOUR),
+            held(&rows[2]),
+            dead(&rows[3]),
+            parked(&rows[4]),
+            suspect(&rows[5], 1),
+        ])
+        .await;
+    let expected = Counts { new: 1, sending: 0, retry: 2, dead: 2 };
+    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap();
+    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    outbox.enqueue(&events(2)).await;
+    let delayed = Timestamp::now().checked_add(SignedDuration::from_hours(1)).unwrap();
+    let delayed = Event::builder("Happened").raw_json("{}").deliver_at(delayed).build().unwrap();
+    outbox.enqueue_one(&delayed).await;
+    let expected = Counts { new: 4, ..expected };
+    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    assert_eq!(outbox.store.counts_by_tenant().await.unwrap(), [(None, 6)]);
+}
+
+/// The backlog is told per tenant, largest first; what is finished or dead is none.
+pub async fn the_backlog_is_told_per_tenant<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let of = |tenant: &str| {
+        let event = Event::builder("Happened").tenant(tenant).aggregate("Thing", Uuid::now_v7());
+        event.raw_json("{}").build().unwrap()
+    };
+    let all = [of("a"), of("b"), of("b"), of("b"), of("b"), event(1), event(2), of("gone")];
+    outbox.enqueue(&all).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    owner.settle(&[dead(&rows[1]), retry(&rows[2], 1, HOUR), sent(&rows[7..]).remove(0)]).await;
+    let backlog = outbox.store.counts_by_tenant().await.unwrap();
+    let expected = [(Some("b".to_owned()), 3), (None, 2), (Some("a".to_owned()), 1)];
+    assert_eq!(backlog, expected);
+}
+
+/// The oldest event that could go and has not is what lags.
+pub async fn the_oldest_pending_event_tells_the_lag<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    assert_eq!(outbox.store.oldest_pending().await.unwrap(), None);
+    let enqueued = outbox.enqueue(&events(5)).await;
+    let lag = outbox.store.oldest_pending().await.unwrap().unwrap();
+    assert!(lag < HOUR, "{lag:?}");
+    for enqueued in &enqueued[..4] {
+        outbox.age(enqueued.id, 48).await;
+    }
+    let lag = outbox.store.oldest_pending().await.unwrap().unwrap();
+    assert!(lag > 47 * HOUR && lag < 49 * HOUR, "{lag:?}");
+
+    // What is sent, dead, waits for its time or for its lane could not go now.
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    owner
+        .settle(&[
+            sent(&rows[..1]).remove(0),
+            dead(&rows[1]),
+            retry(&rows[2], 1, HOUR),
+            held(&rows[3]),
+        ])
+        .await;
+    let lag = outbox.store.oldest_pending().await.unwrap().unwrap();
+    assert!(lag < HOUR, "{lag:?}");
+    owner.settle(&sent(&rows[4..])).await;
+    assert_eq!(outbox.store.oldest_pending().await.unwrap(), None);
+}
+
+/// A delayed event lags from the time at which it fell due.
+pub async fn a_delayed_event_lags_from_its_own_time<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let delayed = |hours: i64| {
+        let at = Timestamp::now().checked_add(SignedDuration::from_hours(hours)).unwrap();
+        Event::builder("Happened").raw_json("{}").deliver_at(at).build().unwrap()
+    };
+    let future = delayed(5);
+    outbox.enqueue_one(&future).await;
+    outbox.age(future.id(), 48).await;
+    assert_eq!(outbox.store.oldest_pending().await.unwrap(), None);
+    let past = delayed(-5);
+    outbox.enqueue_one(&past).await;
+    outbox.age(past.id(), 48).await;
+    let lag = outbox.store.oldest_pending().await.unwrap().unwrap();
+    assert!(lag > 4 * HOUR && lag < 6 * HOUR, "{lag:?}");
+}
+
+/// Shards show their owner, their epoch and their mark.
+pub async fn shards_show_owner_epoch_and_mark<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    outbox.enqueue(&events(3)).await;
+    owner.poll().await;
+    outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap();
+    let shards = outbox.store.shards().await.unwrap();
+    assert_eq!(shards.len(), owner.held.len());
+    for (shard, held) in shards.iter().zip(&owner.held) {
+        assert_eq!((shard.shard, shard.epoch), (held.shard, held.epoch));
+        assert_eq!(shard.locked_by.as_ref(), Some(&owner.relay.owner()));
+        assert_eq!(shard.mark, owner.position.sequence);
+        let left = shard.locked_until.unwrap().duration_since(Timestamp::now());
+        assert!(left > SignedDuration::ZERO && left < SignedDuration::from_hours(1), "{left:?}");
+    }
+}
+
+/// Relays show what they reported.
+pub async fn relays_show_what_they_reported<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let relay = relay("reporting", LONG);
+    for _ in 0..2 {
+        outbox.store.heartbeat(&relay, 0).await.unwrap();
+    }
+    let relays = outbox.store.relays().await.unwrap();
+    assert_eq!(relays.len(), 1);
+    let record = &relays[0];
+    assert_eq!((&*record.name, &*record.owner), ("reporting", &*relay.owner()));
+    assert_eq!((&*record.ordering, record.alive), ("per_key", true));
+    assert!(!record.version.is_empty());
+    assert!(record.started_at <= record.heartbeat_at);
+}

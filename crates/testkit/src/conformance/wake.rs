@@ -1,0 +1,30 @@
+//! Learning of commits sooner than the next poll.
+
+use futures_util::future::join;
+use posthaste_stores::Dialect;
+
+use super::{
+    Subject,
+    relays::{event, without_waiting},
+};
+
+/// Where a database has something to listen to, a listener hears of a commit.
+pub async fn a_listener_hears_of_a_commit<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let Some(mut listener) = outbox.store.listen().await.unwrap() else { return };
+    for round in 0..3 {
+        let write = async {
+            outbox.enqueue_one(&event(round)).await;
+            outbox.store.notify().await.unwrap();
+        };
+        let (heard, ()) = join(without_waiting("the listener", listener.wait()), write).await;
+        heard.unwrap();
+    }
+}
+
+/// Waking relays that are not there is no error.
+pub async fn waking_nobody_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue_one(&event(1)).await;
+    outbox.store.notify().await.unwrap();
+}
