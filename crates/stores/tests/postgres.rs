@@ -1,0 +1,451 @@
+//! PostgreSQL: what every store must do, and what only this one promises.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use posthaste_core::{
+    Event, Key, TableName,
+    store::{
+        Fence, Filter, Held, Inspect, Leases, Listener, Operate, Position, Read, Relay,
+        RelayOrdering, Schema, Settle, Settlement, ShardLease, Verdict, Wake,
+    },
+};
+use posthaste_stores::{Dialect, Tables, postgres::PostgresStore};
+use posthaste_testkit::{conformance::Subject, tables};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, postgres::PgPoolOptions};
+use uuid::Uuid;
+
+async fn subject() -> Option<Subject<Postgres>> {
+    Some(Subject::new(pool(12).await))
+}
+
+posthaste_testkit::store_conformance!(subject);
+
+#[tokio::test]
+async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_commit() {
+    let outbox = Outbox::new().await;
+    let lease = outbox.acquire().await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let slow = outbox.enqueue(&mut open, &[event("slow")]).await[0];
+    let quick = outbox.commit(&[event("a"), event("b")]).await;
+
+    let page = outbox.store.read_ahead(&SHARDS, &lease.mark, 10).await.unwrap();
+    assert_eq!(sequences(&page.rows), quick);
+    let page = outbox.store.read_late(&SHARDS, &page.position).await.unwrap();
+    assert!(page.rows.is_empty(), "nothing was committed late yet");
+    let more = outbox.commit(&[event("c")]).await;
+    let ahead = outbox.store.read_ahead(&SHARDS, &page.position, 10).await.unwrap();
+    assert_eq!(sequences(&ahead.rows), more, "the open transaction holds nobody back");
+    open.commit().await.unwrap();
+
+    let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+    assert_eq!(
+        sequences(&late.rows),
+        [slow, more[0]],
+        "what the last snapshot could not see; the caller drops what it knows"
+    );
+    let again = outbox.store.read_late(&SHARDS, &late.position).await.unwrap();
+    assert!(again.rows.is_empty(), "found once");
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn events_that_commit_in_reverse_order_are_all_found() {
+    let outbox = Outbox::new().await;
+    let mut position = outbox.acquire().await.mark;
+    let mut open = Vec::new();
+    for n in 0..5 {
+        let mut transaction = outbox.pool.begin().await.unwrap();
+        let sequence = outbox.enqueue(&mut transaction, &[event(&n.to_string())]).await[0];
+        open.push((sequence, transaction));
+    }
+    for (sequence, transaction) in open.into_iter().rev() {
+        transaction.commit().await.unwrap();
+        let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+        let found: Vec<i64> =
+            [sequences(&ahead.rows), sequences(&late.rows)].concat();
+        assert!(found.contains(&sequence), "{sequence} is missing in {found:?}");
+        position = late.position;
+    }
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_from_the_future_is_not_trusted() {
+    // As after a restore into another server, or a failover that lost the last transactions.
+    let outbox = Outbox::new().await;
+    let written = outbox.commit(&[event("a"), event("b")]).await;
+    let future = Position { sequence: written[1], context: "999999999:999999999:".to_owned() };
+    let late = outbox.store.read_late(&SHARDS, &future).await.unwrap();
+    assert_eq!(sequences(&late.rows), written);
+
+    let (relay, held) = outbox.hold().await;
+    outbox.store.release(&relay, &held, &future).await.unwrap();
+    let lease = outbox.acquire().await;
+    assert_eq!(lease.mark.sequence, 0, "reading starts again from the first event");
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_settle_that_waits_for_a_takeover_is_refused() {
+    let outbox = Outbox::new().await;
+    let sequence = outbox.commit(&[event("a")]).await[0];
+    let (relay, held) = outbox.hold().await;
+    let settler = outbox.other_process().await;
+
+    let mut takeover = outbox.pool.begin().await.unwrap();
+    let sql = "update {shards} set locked_by = 'thief', epoch = epoch + 1";
+    outbox.execute(&mut takeover, sql).await;
+    let fence = Fence::Shards { owner: relay.owner(), held: held.clone() };
+    let shard = outbox.shard_of(sequence).await;
+    let store = settler.store.clone();
+    let settle =
+        tokio::spawn(async move { store.settle(&fence, &[sent(sequence, shard)], true).await });
+    outbox.until_waiting(settler.pid).await;
+    takeover.commit().await.unwrap();
+
+    let report = settle.await.unwrap().unwrap();
+    assert_eq!(report.refused, [sequence]);
+    assert_eq!(report.stale_shards, SHARDS);
+    assert_eq!(outbox.store.count_sent().await.unwrap(), 0);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_takeover_does_not_get_a_shard_whose_settle_is_under_way() {
+    let outbox = Outbox::new().await;
+    let sequence = outbox.commit(&[event("a")]).await[0];
+    let (relay, held) = outbox.hold().await;
+    let settler = outbox.other_process().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, "update {shards} set locked_until = now()").await;
+
+    let mut reader = outbox.pool.begin().await.unwrap();
+    outbox.execute(&mut reader, "select from {events} for update").await;
+    let fence = Fence::Shards { owner: relay.owner(), held };
+    let shard = outbox.shard_of(sequence).await;
+    let store = settler.store.clone();
+    let settle =
+        tokio::spawn(async move { store.settle(&fence, &[sent(sequence, shard)], true).await });
+    outbox.until_waiting(settler.pid).await;
+    let thief = new_relay("thief");
+    assert!(outbox.store.acquire(&thief, &SHARDS).await.unwrap().is_empty());
+    reader.commit().await.unwrap();
+
+    let report = settle.await.unwrap().unwrap();
+    assert!(report.refused.is_empty() && report.stale_shards.is_empty());
+    assert_eq!(outbox.store.count_sent().await.unwrap(), 1);
+    let taken = outbox.store.acquire(&thief, &SHARDS).await.unwrap();
+    assert_eq!(taken.len(), SHARDS.len(), "now that it is over, the shards can be taken");
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn success_stays_inside_the_page() {
+    // On one connection: a session reports what it did only when asked or some time later.
+    let outbox = Outbox::with_connections(1).await;
+    let events: Vec<Event> = (0..1000).map(|n| event(&n.to_string())).collect();
+    outbox.commit(&events).await;
+    let (relay, held) = outbox.hold().await;
+    let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 1000).await.unwrap();
+    let fence = Fence::Shards { owner: relay.owner(), held };
+    for batch in page.rows.chunks(100) {
+        let batch: Vec<_> = batch.iter().map(|row| sent(row.sequence, row.shard)).collect();
+        outbox.store.settle(&fence, &batch, true).await.unwrap();
+    }
+    assert_eq!(outbox.store.count_sent().await.unwrap(), 1000);
+
+    let updates = outbox.stats().await;
+    assert_eq!((updates.updated, updates.updated_in_page), (1000, 1000));
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn no_read_walks_over_what_was_sent() {
+    let outbox = Outbox::with_connections(1).await;
+    let all: i64 = 20_000;
+    outbox.fill_with_sent(all).await;
+    let key = Key(7);
+    let lane = format!(
+        "update {{events}} set not_before = 'infinity', wait = 'held', lane = {}, \
+         destination = 'd', sent_at = null where sequence % 5000 = 0",
+        key.0
+    );
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    for sql in [
+        lane.as_str(),
+        "update {events} set not_before = now() - interval '1 day', sent_at = null
+         where sequence % 5000 = 1",
+        "update {events} set dead_at = now() - interval '1 day', sent_at = null
+         where sequence % 5000 = 2",
+        "update {events} set sent_at = null where sequence > 19990 and sequence % 5000 > 100",
+        "update {shards} set mark = 19990, mark_context = pg_current_snapshot()::text",
+        "analyze {events}",
+    ] {
+        outbox.execute(&mut connection, sql).await;
+    }
+    drop(connection);
+    let store = &outbox.store;
+    let near_the_end = Position { sequence: all - 100, context: outbox.snapshot().await };
+    let some = &SHARDS[..3];
+    let of_aggregate = Filter { aggregate_id: Some("7".to_owned()), ..Filter::default() };
+    let day = Duration::from_hours(24 * 365);
+
+    outbox.touches_few("read_ahead", store.read_ahead(some, &near_the_end, 500)).await;
+    outbox.touches_few("read_ahead in all", store.read_ahead(&SHARDS, &near_the_end, 500)).await;
+    outbox.touches_few("read_late", store.read_late(some, &near_the_end)).await;
+    outbox.touches_few("read_due", store.read_due(some, 100)).await;
+    outbox.touches_few("read_hot", store.read_hot(&[all - 1, all])).await;
+    outbox.touches_few("read_held", store.read_held("d", key, 100)).await;
+    outbox.touches_few("read_blocked", store.read_blocked(some)).await;
+    outbox.touches_few("events of an aggregate", store.events(&of_aggregate, None, 20)).await;
+    outbox.touches_few("counts", store.counts()).await;
+    outbox.touches_few("oldest_pending", store.oldest_pending()).await;
+    outbox.touches_few("purge", store.purge(day, Some(day), 100, Some(100))).await;
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_all() {
+    let outbox = Outbox::with_connections(4).await;
+    outbox.fill_with_sent(20_000).await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let late = outbox.enqueue(&mut open, &[event("late")]).await[0];
+    let quick = outbox.commit(&[event("quick")]).await[0];
+    let position = Position { sequence: quick, context: outbox.snapshot().await };
+    open.commit().await.unwrap();
+
+    let reader = Outbox { pool: pool(1).await, ..outbox.clone() };
+    let store = PostgresStore::new(reader.pool.clone(), reader.tables.clone());
+    let page = reader.touches_few("read_late", store.read_late(&SHARDS, &position)).await;
+    assert_eq!(sequences(&page.rows), [late]);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn an_outbox_lives_in_the_schema_of_its_name() {
+    let pool = pool(4).await;
+    let schema = format!("ph_{:016x}", Uuid::now_v7().as_u128() as u64);
+    let name: TableName = format!("{schema}.outbox").parse().unwrap();
+    let store = PostgresStore::new(pool.clone(), Tables::new(name));
+    let refusal = store.migrate(None).await.unwrap_err().to_string();
+    assert!(refusal.contains(&format!("create schema {schema}")), "{refusal}");
+
+    sqlx::raw_sql(AssertSqlSafe(format!("create schema {schema}"))).execute(&pool).await.unwrap();
+    assert_eq!(store.migrate(None).await.unwrap(), [1]);
+    assert_eq!(store.check().await.unwrap(), 64);
+    let drop = format!("drop schema {schema} cascade");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_listener_that_lost_its_connection_says_so() {
+    let outbox = Outbox::new().await;
+    let mut listener = outbox.store.listen().await.unwrap().expect("PostgreSQL can listen");
+    outbox.store.notify().await.unwrap();
+    soon(listener.wait()).await.expect("the notification arrives");
+
+    let channel = outbox.tables.name().channel();
+    let kill = "select pg_terminate_backend(pid) from pg_stat_activity where query like $1
+                and pid <> pg_backend_pid()";
+    let killed = sqlx::query(kill)
+        .bind(format!("%LISTEN%{channel}%"))
+        .fetch_all(&outbox.pool)
+        .await
+        .unwrap();
+    assert_eq!(killed.len(), 1);
+    let error = soon(listener.wait()).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    outbox.drop().await;
+}
+
+const SHARDS: [u16; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// An outbox of its own for one test.
+#[derive(Clone)]
+struct Outbox {
+    pool: PgPool,
+    tables: Tables,
+    store: PostgresStore,
+}
+
+/// A store on one connection, whose waiting can be watched.
+struct OtherProcess {
+    store: PostgresStore,
+    pid: i32,
+}
+
+/// What the server counted for the events.
+struct Stats {
+    updated: i64,
+    updated_in_page: i64,
+    scans_of_all: i64,
+    fetched: i64,
+}
+
+impl Outbox {
+    async fn new() -> Self {
+        Self::with_connections(8).await
+    }
+
+    async fn with_connections(connections: u32) -> Self {
+        let pool = pool(connections).await;
+        let tables = tables::unique("pg");
+        let store = PostgresStore::new(pool.clone(), tables.clone());
+        store.migrate(Some(8)).await.unwrap();
+        Self { pool, tables, store }
+    }
+
+    async fn drop(self) {
+        tables::drop_outbox(&self.pool, &self.tables).await.unwrap();
+    }
+
+    async fn execute(&self, connection: &mut PgConnection, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(self.tables.fill(sql))).execute(connection).await.unwrap();
+    }
+
+    async fn enqueue(&self, connection: &mut PgConnection, events: &[Event]) -> Vec<i64> {
+        let enqueued = Postgres::enqueue(connection, &self.tables, events).await.unwrap();
+        enqueued.into_iter().map(|event| event.sequence).collect()
+    }
+
+    async fn commit(&self, events: &[Event]) -> Vec<i64> {
+        let mut transaction = self.pool.begin().await.unwrap();
+        let sequences = self.enqueue(&mut transaction, events).await;
+        transaction.commit().await.unwrap();
+        sequences
+    }
+
+    /// Sent events, all of one transaction.
+    async fn fill_with_sent(&self, count: i64) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        let sql = format!(
+            "insert into {{events}} (event_id, event_type, aggregate_id, payload, created_at,
+                 sent_at)
+             select gen_random_uuid(), 'T', (n % 1000)::text, '', now() - interval '1 day', now()
+             from generate_series(1, {count}) n;
+             analyze {{events}}"
+        );
+        self.execute(&mut connection, &sql).await;
+    }
+
+    async fn acquire(&self) -> ShardLease {
+        let mut leases = self.store.acquire(&new_relay("r"), &SHARDS).await.unwrap();
+        leases.swap_remove(0)
+    }
+
+    async fn hold(&self) -> (Relay, Vec<Held>) {
+        let relay = new_relay("r");
+        let leases = self.store.acquire(&relay, &SHARDS).await.unwrap();
+        (relay, leases.into_iter().map(|lease| lease.held).collect())
+    }
+
+    async fn shard_of(&self, sequence: i64) -> u16 {
+        let sql = self.tables.fill("select shard from {events} where sequence = $1");
+        let shard: i32 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(sequence)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
+        shard as u16
+    }
+
+    async fn snapshot(&self) -> String {
+        let sql = "select pg_current_snapshot()::text";
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+
+    async fn other_process(&self) -> OtherProcess {
+        let pool = pool(1).await;
+        let pid = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.unwrap();
+        OtherProcess { store: PostgresStore::new(pool, self.tables.clone()), pid }
+    }
+
+    /// Asks the server until this session waits for a lock.
+    async fn until_waiting(&self, pid: i32) {
+        const WAITS: &str = "
+            select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')";
+
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let waits: bool =
+                sqlx::query_scalar(WAITS).bind(pid).fetch_one(&self.pool).await.unwrap();
+            if waits {
+                return;
+            }
+            assert!(Instant::now() < deadline, "session {pid} never came to wait for a lock");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn stats(&self) -> Stats {
+        const STATS: &str = "
+            select n_tup_upd, n_tup_hot_upd, seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
+            from pg_stat_user_tables where relname = $1";
+
+        let flush = "select pg_stat_force_next_flush()";
+        sqlx::query(flush).execute(&self.pool).await.unwrap();
+        let (updated, updated_in_page, scans_of_all, fetched) = sqlx::query_as(STATS)
+            .bind(self.tables.name().bare())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
+        Stats { updated, updated_in_page, scans_of_all, fetched }
+    }
+
+    /// The outbox's pool must have one connection: the session that reads is the one that counts.
+    async fn touches_few<T>(
+        &self,
+        what: &str,
+        read: impl Future<Output = posthaste_core::Result<T>>,
+    ) -> T {
+        let before = self.stats().await;
+        let answer = read.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let after = self.stats().await;
+        assert_eq!(after.scans_of_all, before.scans_of_all, "{what} scans the whole table");
+        let fetched = after.fetched - before.fetched;
+        assert!(fetched < 1000, "{what} looked at {fetched} events");
+        answer
+    }
+}
+
+/// # Panics
+///
+/// Without a server: a test that was not run must not look as if it had passed.
+async fn pool(connections: u32) -> PgPool {
+    let url = std::env::var("POSTHASTE_TEST_POSTGRES")
+        .expect("POSTHASTE_TEST_POSTGRES names a PostgreSQL server; scripts/servers starts one");
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .connect(&url)
+        .await
+        .expect("the server of POSTHASTE_TEST_POSTGRES answers")
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it happens in time")
+}
+
+fn new_relay(name: &str) -> Relay {
+    Relay {
+        name: name.to_owned(),
+        instance: Uuid::now_v7(),
+        ordering: RelayOrdering::PerKey,
+        lease: Duration::from_secs(60),
+    }
+}
+
+fn event(id: &str) -> Event {
+    Event::builder("T").aggregate("A", id).raw_json("{}").build().unwrap()
+}
+
+fn sent(sequence: i64, shard: u16) -> Settlement {
+    Settlement { sequence, shard, attempts: 0, verdict: Verdict::Sent }
+}
+
+fn sequences(rows: &[posthaste_core::store::Fetched]) -> Vec<i64> {
+    rows.iter().map(|row| row.sequence).collect()
+}

@@ -1,13 +1,85 @@
-//! `posthaste bench`: being written.
+//! `posthaste bench`: measures this machine, this database and this build.
+//!
+//! Every figure stands beside a baseline that was measured in the same run: the two take turns, and
+//! a ratio is the median of their pairs. A bench works on tables that it made itself, and drops
+//! them in the end, also when it is interrupted.
+//!
+//! | bench | question | baseline |
+//! | --- | --- | --- |
+//! | `drain` | how fast does a backlog go out? | SQL written by hand that reads and marks as much |
+//! | `latency` | how long from commit to transport? | a bare LISTEN round trip |
+//! | `enqueue` | what does an event cost a business transaction? | the same insert written by hand |
+//! | `growth` | does a large backlog go out as fast as a small one? | the small one |
 
-use clap::Args;
-use posthaste::Result;
+mod args;
 
-/// Measure, each figure beside its baseline.
-#[derive(Args)]
-pub(crate) struct BenchArgs {}
+mod target;
 
-#[allow(clippy::unused_async, reason = "being written")]
-pub(crate) async fn run(_: BenchArgs) -> Result<()> {
-    Ok(())
+mod postgres;
+
+mod mysql;
+
+mod sqlite;
+
+mod ground;
+
+mod raw;
+
+mod relayed;
+
+mod drain;
+
+mod latency;
+
+mod enqueue;
+
+mod growth;
+
+mod report;
+
+use posthaste::{Error, ErrorKind, Result};
+use sqlx::{MySql, Postgres, Sqlite};
+
+pub(crate) use self::args::BenchArgs;
+use self::{args::What, ground::Ground, target::Target};
+use crate::stop::StopSignal;
+
+/// Runs one bench and prints what it found.
+pub(crate) async fn run(args: BenchArgs) -> Result<()> {
+    if cfg!(debug_assertions) {
+        eprintln!(
+            "warning: this is not a release build; its figures say nothing (cargo build --release)"
+        );
+    }
+    let url = &args.common().url;
+    match url.split(':').next().unwrap_or_default() {
+        "postgres" | "postgresql" => on::<Postgres>(&args).await,
+        "mysql" | "mariadb" => on::<MySql>(&args).await,
+        "sqlite" => on::<Sqlite>(&args).await,
+        other => Err(Error::invalid(format!(
+            "database URL has the unknown scheme {other:?}; use postgres://, mysql://, mariadb:// \
+             or sqlite:"
+        ))),
+    }
+}
+
+async fn on<DB: Target>(args: &BenchArgs) -> Result<()> {
+    let mut stop = StopSignal::new()?;
+    let ground = Ground::<DB>::claim(args.common()).await?;
+    let measured = tokio::select! {
+        measured = measure(&args.what, &ground) => measured,
+        () = stop.wait() => Err(Error::new(ErrorKind::State, "stopped before the end; no figures")),
+    };
+    let left = ground.leave().await;
+    measured?.print(args.common().json);
+    left
+}
+
+async fn measure<DB: Target>(what: &What, ground: &Ground<DB>) -> Result<report::Report> {
+    match what {
+        What::Drain(args) => drain::run(args, ground).await,
+        What::Latency(args) => latency::run(args, ground).await,
+        What::Enqueue(args) => enqueue::run(args, ground).await,
+        What::Growth(args) => growth::run(args, ground).await,
+    }
 }

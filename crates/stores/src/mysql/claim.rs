@@ -42,8 +42,9 @@ impl Claim for MySqlStore {
         // At most half for those whose time has come: neither they nor the fresh ones starve.
         let due = self.due(limit.div_ceil(2)).await?;
         let behind = self.lowest_mark().await?.sequence.max(from.sequence);
-        let fresh = self.any_fresh(behind).await?;
+        let (fresh, newest) = self.any_fresh(behind).await?;
         if due.is_empty() && !fresh {
+            claimed.position.sequence = newest.max(from.sequence);
             return Ok(claimed);
         }
         let mut transaction = self.begin("claiming events").await?;
@@ -52,9 +53,11 @@ impl Claim for MySqlStore {
             let limit = limit.saturating_sub(rows.len());
             let taken =
                 self.take_between(&mut transaction, relay, lease, behind, i64::MAX, limit).await?;
-            if let Some(last) = taken.last() {
-                claimed.position.sequence = last.sequence;
-            }
+            // When there were no more, claims go on behind what others hold or have sent; the
+            // sweep looks after what was passed over.
+            let newest = if taken.len() < limit { newest } else { 0 };
+            let last = taken.last().map_or(0, |last| last.sequence);
+            claimed.position.sequence = from.sequence.max(last).max(newest);
             rows.extend(taken);
         }
         transaction.commit().await.map_err(failed("claiming events"))?;
@@ -82,7 +85,7 @@ impl Claim for MySqlStore {
         let moved = floor > sweep.floor;
         sweep.floor = floor;
         let mut rows = Vec::new();
-        if !appeared.is_empty() || self.any_fresh(floor).await? {
+        if !appeared.is_empty() || self.any_fresh(floor).await?.0 {
             let mut transaction = self.begin("sweeping").await?;
             let appeared = &appeared[..appeared.len().min(limit)];
             rows = self.take_listed(&mut transaction, relay, lease, appeared).await?;
@@ -213,7 +216,7 @@ const ANY_FRESH: &str = concat!(
     "select exists (select 1 from {events} e
         where e.sequence > ? and e.locked_until is null and ",
     fresh!(),
-    ")"
+    "), coalesce((select max(sequence) from {events}), 0)"
 );
 
 const DUE: &str = concat!(
@@ -248,8 +251,9 @@ impl MySqlStore {
             .map_err(failed("sweeping"))
     }
 
-    async fn any_fresh(&self, behind: i64) -> Result<bool> {
-        sqlx::query_scalar(self.tables.sql(ANY_FRESH))
+    /// Whether something can be claimed behind this number, and the newest number of all.
+    async fn any_fresh(&self, behind: i64) -> Result<(bool, i64)> {
+        sqlx::query_as(self.tables.sql(ANY_FRESH))
             .bind(behind)
             .fetch_one(&self.pool)
             .await
@@ -278,21 +282,19 @@ impl MySqlStore {
         let appeared: Vec<i64> =
             visible.into_iter().filter_map(|(sequence, fresh)| fresh.then_some(sequence)).collect();
         for &sequence in &appeared {
-            // Visible, so not to be closed by time.
-            sweep.gaps.add(sequence, sequence, i64::MAX);
+            // Added after the closing, and found again before the next one.
+            sweep.gaps.add(sequence, sequence, closed + 1);
         }
         if sweep.looked < cursor {
             let look = self.look(sweep.looked, cursor, LOOK_LIMIT).await?;
             sweep.gaps.add_missing(sweep.looked, &look.present, look.at);
-            sweep.looked = match look.present.last() {
-                Some(&last) if look.present.len() == LOOK_LIMIT => last,
-                Some(&last) => {
-                    sweep.gaps.add(last + 1, cursor, look.at);
-                    cursor
-                }
-                // The time is unknown; the next sweep looks again.
-                None => sweep.looked,
-            };
+            let last = look.present.last().copied().unwrap_or(sweep.looked);
+            if look.present.len() == LOOK_LIMIT {
+                sweep.looked = last;
+            } else {
+                sweep.gaps.add(last + 1, cursor, look.at);
+                sweep.looked = cursor;
+            }
         }
         Ok(appeared)
     }

@@ -44,10 +44,6 @@ impl Gaps {
         gaps
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = Gap> + '_ {
         self.0.iter().copied()
     }

@@ -90,8 +90,12 @@ impl MySqlStore {
             .fetch_all(&self.pool)
             .await
             .map_err(failed("looking for gaps"))?;
+        let at = match rows.first() {
+            Some(row) => row.1,
+            None => self.time().await?,
+        };
         Ok(Look {
-            at: rows.first().map_or(0, |row| row.1 + 1),
+            at: at + 1,
             present: rows.into_iter().map(|row| row.0).collect(),
         })
     }
@@ -111,23 +115,27 @@ impl MySqlStore {
         transaction.commit().await.map_err(failed("looking at open transactions"))?;
         let until = match until? {
             Some(until) => until,
-            None => {
-                let now: i64 = sqlx::query_scalar(TIME)
-                    .fetch_one(&self.pool)
-                    .await
-                    .map_err(failed("asking for the time"))?;
-                if oldest <= now - BLIND {
-                    tracing::warn!(
-                        outbox = %self.tables.name(),
-                        "numbers that were missing for an hour are given up: this user lacks the \
-                         privilege PROCESS and cannot see whether a transaction still holds them"
-                    );
-                }
-                now - BLIND
-            }
+            None => self.closed_by_age(oldest).await?,
         };
         *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some((asked, until));
         Ok(until)
+    }
+
+    /// By age alone.
+    async fn closed_by_age(&self, oldest: i64) -> Result<i64> {
+        let until = self.time().await? - BLIND;
+        if oldest <= until {
+            tracing::warn!(
+                outbox = %self.tables.name(),
+                "numbers that were missing for an hour are given up: this user lacks the \
+                 privilege PROCESS and cannot see whether a transaction still holds them"
+            );
+        }
+        Ok(until)
+    }
+
+    async fn time(&self) -> Result<i64> {
+        sqlx::query_scalar(TIME).fetch_one(&self.pool).await.map_err(failed("asking for the time"))
     }
 
     /// By the server's list of transactions; `None` when it does not show it.

@@ -205,26 +205,20 @@ impl MySqlStore {
         }
         query.execute(&mut *connection).await.map_err(failed("acquiring shards"))?;
         let mut reserved = HashMap::new();
-        let mut leases = Vec::with_capacity(free.len());
-        for (shard, epoch, mark, context, previous) in free {
-            let suspect_to = match previous {
-                None => None,
-                Some(owner) => match reserved.get(&owner) {
-                    Some(&known) => Some(known),
-                    None => {
-                        let asked = self.reserved(connection, &owner).await?;
-                        reserved.insert(owner, asked);
-                        Some(asked)
-                    }
-                },
-            };
-            leases.push(ShardLease {
+        for owner in free.iter().filter_map(|row| row.4.as_deref()) {
+            if !reserved.contains_key(owner) {
+                reserved.insert(owner.to_owned(), self.reserved(connection, owner).await?);
+            }
+        }
+        let lease = |(shard, epoch, mark, context, previous): (_, _, _, _, Option<String>)| {
+            let shard: i32 = shard;
+            ShardLease {
                 held: Held { shard: shard as u16, epoch: epoch + 1 },
                 mark: Position { sequence: mark, context },
-                suspect_to,
-            });
-        }
-        Ok(leases)
+                suspect_to: previous.and_then(|owner| reserved.get(&owner).copied()),
+            }
+        };
+        Ok(free.into_iter().map(lease).collect())
     }
 
     async fn reserved(&self, connection: &mut MySqlConnection, owner: &str) -> Result<i64> {

@@ -123,6 +123,9 @@ impl MySqlStore {
     async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, MySql>> {
         const BEGIN: &str = "set transaction isolation level read committed; start transaction";
 
+        // Asked for now: inside the transaction it would take a second connection.
+        self.shard_count().await?;
+        self.claim_style().await?;
         self.pool.begin_with(BEGIN).await.map_err(failed(doing))
     }
 

@@ -1,5 +1,7 @@
 //! Making the tables, and saying whether they fit.
 
+use std::fmt::Write;
+
 use async_trait::async_trait;
 use posthaste_core::{Error, ErrorKind, Result, store::Schema};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
@@ -47,7 +49,7 @@ impl Schema for MySqlStore {
              -- Up to version {VERSION}; run it for example with mysql < file.\n"
         );
         for (number, template) in MIGRATIONS {
-            sql.push_str(&format!("\n-- Migration {number}\n"));
+            let _ = writeln!(sql, "\n-- Migration {number}");
             sql.push_str(&self.migration(template, count));
         }
         Ok(sql)

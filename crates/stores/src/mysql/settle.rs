@@ -12,7 +12,7 @@ use posthaste_core::{
     limits::cut_error,
     store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
 };
-use sqlx::{AssertSqlSafe, MySqlConnection};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{
     LIST, MySqlStore, micros, padded,
@@ -36,12 +36,12 @@ impl Settle for MySqlStore {
             Fence::Shards { owner, held } => {
                 let valid = self.lock_leases(&mut transaction, owner, held).await?;
                 let (allowed, report) = divide(batch, held, &valid);
-                (owner, allowed, report)
+                (owner.as_str(), allowed, report)
             }
             Fence::Rows(lease) => {
                 let (allowed, report) =
                     self.lock_rows(&mut transaction, lease, batch, keep_sent).await?;
-                (&lease.token, allowed, report)
+                (owner_of(&lease.token), allowed, report)
             }
         };
         self.write(&mut transaction, relay, &allowed, keep_sent).await?;
@@ -99,7 +99,7 @@ fn divide<'b>(
 const ROWS: &str = concat!(
     "select e.sequence, e.locked_by <=> ?, ",
     unsettled!(),
-    ", e.locked_by is null, e.sent_at is not null, e.dead_at is not null, e.attempts
+    ", e.locked_by is null, e.sent_at is not null, e.dead_at is not null, e.attempts, e.wait
     from {events} e
     where e.sequence in ({list})
     order by e.sequence
@@ -114,17 +114,37 @@ struct Found {
     sent: bool,
     dead: bool,
     attempts: i32,
+    wait: Option<String>,
 }
 
 impl Found {
+    fn of(row: &MySqlRow) -> sqlx::Result<(i64, Self)> {
+        let found = Self {
+            ours: row.try_get(1)?,
+            unsettled: row.try_get(2)?,
+            free: row.try_get(3)?,
+            sent: row.try_get(4)?,
+            dead: row.try_get(5)?,
+            attempts: row.try_get(6)?,
+            wait: row.try_get(7)?,
+        };
+        Ok((row.try_get(0)?, found))
+    }
+
     /// Whether this settlement was written before: repeating it is no loss of the lease.
     fn has(&self, settlement: &Settlement) -> bool {
-        let waits = self.unsettled && self.free && self.attempts == settlement.attempts as i32;
+        let waits = |names: &[&str]| self.wait.as_deref().is_some_and(|w| names.contains(&w));
         match settlement.verdict {
             Verdict::Sent => self.sent,
             Verdict::Dead { .. } => self.dead,
-            Verdict::Unclaimed => self.unsettled && self.free,
-            Verdict::Retry { .. } | Verdict::Held { .. } | Verdict::Suspect { .. } => waits,
+            Verdict::Retry { .. } => {
+                self.free
+                    && waits(&["retry", "replay"])
+                    && self.attempts == settlement.attempts as i32
+            }
+            Verdict::Held { .. } => self.free && waits(&["held"]),
+            Verdict::Suspect { .. } => false,
+            Verdict::Unclaimed => self.free && self.unsettled,
         }
     }
 }
@@ -142,15 +162,16 @@ impl MySqlStore {
         for chunk in batch.chunks(LIST) {
             let sequences: Vec<i64> = chunk.iter().map(|settlement| settlement.sequence).collect();
             let mut query =
-                sqlx::query_as(self.listing(ROWS, sequences.len())).bind(&lease.token);
+                sqlx::query(self.listing(ROWS, sequences.len())).bind(&lease.token);
             for sequence in padded(&sequences) {
                 query = query.bind(sequence);
             }
-            let rows: Vec<(i64, bool, bool, bool, bool, bool, i32)> =
-                query.fetch_all(&mut *connection).await.map_err(failed("checking row leases"))?;
-            for (sequence, ours, unsettled, free, sent, dead, attempts) in rows {
-                found.insert(sequence, Found { ours, unsettled, free, sent, dead, attempts });
-            }
+            let rows = query
+                .try_map(|row: MySqlRow| Found::of(&row))
+                .fetch_all(&mut *connection)
+                .await
+                .map_err(failed("checking row leases"))?;
+            found.extend(rows);
         }
         let mut allowed = Vec::with_capacity(batch.len());
         let mut report = SettleReport::default();
@@ -248,9 +269,9 @@ impl<'b> Setback<'b> {
         })
     }
 
-    /// Whether it was an attempt: one that burnt none, or never left, is not listed.
+    /// Whether it is listed among the attempts: a wait that burnt none is not.
     fn is_attempt(&self) -> bool {
-        self.error.is_some() && self.settlement.attempts > 0
+        self.dead || self.error.is_some() && self.settlement.attempts > 0
     }
 }
 
@@ -261,7 +282,7 @@ const SETBACK: &str = "select cast(? as signed) as sequence, cast(? as unsigned)
     cast(? as signed) as dead";
 
 /// The shard goes where the hash would be when the writer left it out: modulo the number of shards
-/// it gives itself.
+/// it gives itself. A suspect keeps its row lease: its dispatch comes next.
 const SET_BACK: &str = concat!(
     "update ({setbacks}) v straight_join {events} e on e.sequence = v.sequence
     set e.attempts = coalesce(v.attempts, e.attempts),
@@ -271,7 +292,9 @@ const SET_BACK: &str = concat!(
         e.wait = v.wait, e.lane = v.lane, e.destination = v.destination,
         e.last_error = coalesce(v.error, e.last_error),
         e.dead_at = case when v.dead = 1 then utc_timestamp(6) end,
-        e.key_hash = coalesce(e.key_hash, v.shard), e.locked_by = null, e.locked_until = null
+        e.key_hash = coalesce(e.key_hash, v.shard),
+        e.locked_by = case when v.wait = 'suspect' then e.locked_by end,
+        e.locked_until = case when v.wait = 'suspect' then e.locked_until end
     where ",
     unsettled!()
 );
@@ -361,4 +384,9 @@ impl MySqlStore {
         query.execute(connection).await.map_err(failed("settling"))?;
         Ok(())
     }
+}
+
+/// The relay's owner text out of a claim's token, which adds the number of the claim.
+fn owner_of(token: &str) -> &str {
+    token.rsplit_once('#').map_or(token, |(owner, _)| owner)
 }

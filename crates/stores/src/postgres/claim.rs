@@ -148,18 +148,22 @@ impl Claim for PostgresStore {
             unsettled!(),
             "
                 union all
-                select e.sequence, e.locked_until is null from {events} e
-                where e.xid = any((select ended from seen)::xid8[])
-                  and e.sequence <= (select floor from seen)
-                  and e.not_before is null and ",
+                select e.sequence, e.locked_until is null from seen s
+                cross join unnest(s.ended) x
+                cross join lateral (
+                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
+                ) e
+                where e.sequence <= s.floor and e.not_before is null and ",
             unsettled!(),
             "
                 union all
-                select e.sequence, e.locked_until is null from {events} e
-                where e.xid >= (select since from seen)
-                  and e.xid < (select pg_snapshot_xmax(cur) from seen)
-                  and e.sequence <= (select floor from seen)
-                  and e.not_before is null and ",
+                select e.sequence, e.locked_until is null from seen s
+                cross join lateral (
+                    select * from {events} e
+                    where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
+                    offset 0
+                ) e
+                where e.sequence <= s.floor and e.not_before is null and ",
             unsettled!(),
             "
             ),

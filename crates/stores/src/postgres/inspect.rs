@@ -81,28 +81,26 @@ macro_rules! page {
     };
 }
 
-/// The backlog: above the marks, below them with a time of its own, and below them committed so
-/// late that no relay has marked it yet.
+/// The rows of the backlog: above the marks, below them with a time of its own, and below them
+/// committed so late that no relay has marked it yet.
 macro_rules! backlog {
     () => {
         concat!(
-            "select e.sequence from {events} e
+            "select e.* from {events} e
              where e.sequence > ",
             floor!(),
             " and ",
             unsettled!(),
             "
              union all
-             select e.sequence from {events} e
+             select e.* from {events} e
              where e.not_before is not null and e.sequence <= ",
             floor!(),
             " and ",
             unsettled!(),
             "
-             union all
-             select * from (",
-            unmarked!(),
-            ") l"
+             union all ",
+            unmarked!()
         )
     };
 }
@@ -111,29 +109,31 @@ macro_rules! backlog {
 macro_rules! unmarked {
     () => {
         concat!(
-            "select e.sequence
-             from (
-                 select distinct mark_context from {shards}
-                 where tenant_group = '' and mark_context <> ''
-             ) m
-             cross join lateral (
-                 select e.sequence from {events} e
-                 where e.xid = any(array(select pg_snapshot_xip(m.mark_context::pg_snapshot)))
-                   and e.not_before is null and e.sequence <= ",
+            "select e.* from {events} e
+             where e.sequence = any(array(
+                 select e.sequence
+                 from (
+                     select distinct mark_context from {shards}
+                     where tenant_group = '' and mark_context <> ''
+                 ) m
+                 cross join lateral (
+                     select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
+                     from pg_snapshot_xip(m.mark_context::pg_snapshot) x
+                     cross join lateral (
+                         select * from {events} e where e.xid >= x and e.xid <= x offset 0
+                     ) e
+                     union all
+                     select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
+                     from {events} e
+                     where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
+                       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+                 ) e
+                 where e.sequence <= ",
             floor!(),
-            " and ",
+            " and e.not_before is null and ",
             unsettled!(),
             "
-                 union all
-                 select e.sequence from {events} e
-                 where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
-                   and e.not_before is null and e.sequence <= ",
-            floor!(),
-            " and ",
-            unsettled!(),
-            "
-             ) e
-             group by e.sequence"
+             ))"
         )
     };
 }
@@ -253,10 +253,9 @@ impl Inspect for PostgresStore {
             "select ",
             status!(),
             ", count(*)
-            from {events} e
-            join (",
+            from (",
             backlog!(),
-            ") b on b.sequence = e.sequence
+            ") e
             group by 1
             union all
             select 'dead', count(*) from {events} e
@@ -284,10 +283,9 @@ impl Inspect for PostgresStore {
     async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>> {
         const BY_TENANT: &str = concat!(
             "select e.tenant, count(*)
-            from {events} e
-            join (",
+            from (",
             backlog!(),
-            ") b on b.sequence = e.sequence
+            ") e
             group by 1
             order by 2 desc, 1"
         );
@@ -328,10 +326,9 @@ impl Inspect for PostgresStore {
             unsettled!(),
             "
                 union all
-                select e.created_at from {events} e
-                join (",
+                select e.created_at from (",
             unmarked!(),
-            ") l on l.sequence = e.sequence
+            ") e
             ) pending"
         );
 

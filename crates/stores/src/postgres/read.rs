@@ -83,6 +83,9 @@ impl Read for PostgresStore {
         // still open are left out by their id: one that stays open for hours with many events
         // would be walked over with every poll. A snapshot from the future is that of a server
         // which lost its last transactions in a failover: then everything is looked at again.
+        // Two inequalities in a subquery of their own instead of `xid = any(…)`: where one
+        // transaction wrote most of the table, an equality looks to the planner as if it fetched
+        // most of the table, and it would scan it.
         const LATE: &str = concat!(
             "with seen as materialized (
                 select cur,
@@ -99,16 +102,17 @@ impl Read for PostgresStore {
             ", s.cur::text
             from seen s
             left join lateral (
-                select * from {events} e
-                where e.xid = any((select ended from seen)::xid8[])
-                  and e.sequence <= $2 and e.shard = any($3) and e.not_before is null
+                select e.* from unnest(s.ended) x
+                cross join lateral (
+                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
+                ) e
+                where e.sequence <= $2 and e.shard = any($3) and e.not_before is null
                   and ",
             unsettled!(),
             "
                 union all
                 select * from {events} e
-                where e.xid >= (select since from seen)
-                  and e.xid < (select pg_snapshot_xmax(cur) from seen)
+                where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
                   and e.sequence <= $2 and e.shard = any($3) and e.not_before is null
                   and ",
             unsettled!(),

@@ -56,9 +56,9 @@ impl SqliteStore {
     /// `mode=rwc`.
     ///
     /// A database in memory must have a name that other connections can use, as in
-    /// `sqlite:outbox?mode=memory`.
+    /// `sqlite:file:NAME?mode=memory`.
     pub async fn connect(url: &str, tables: Tables, options: &Options) -> Result<Self> {
-        schema::refuse_schema(&tables)?;
+        schema::refuse_name(&tables)?;
         refuse_private(url)?;
         let file = SqliteConnectOptions::from_str(url)
             .map_err(|error| Error::invalid("database URL is not valid").with_source(error))?
@@ -133,10 +133,12 @@ fn refuse_private(url: &str) -> Result<()> {
     if file.is_empty() {
         return Err(Error::invalid("database URL names no file; use sqlite:PATH"));
     }
-    if file == ":memory:" || (has("mode=memory") && has("cache=private")) {
+    // SQLite shares what is in memory by its name, and only when that is written as a URI.
+    let shared = file.starts_with("file:") && !has("cache=private");
+    if file.ends_with(":memory:") || (has("mode=memory") && !shared) {
         return Err(Error::invalid(
             "a private database in memory cannot be shared between connections, so nobody could \
-             enqueue into it; use a file, or give it a name: sqlite:NAME?mode=memory",
+             enqueue into it; use a file, or give it a name: sqlite:file:NAME?mode=memory",
         ));
     }
     Ok(())

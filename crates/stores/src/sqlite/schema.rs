@@ -23,7 +23,7 @@ impl Schema for SqliteStore {
     }
 
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
-        refuse_schema(&self.tables)?;
+        refuse_name(&self.tables)?;
         self.refuse_other_count(shards)?;
         self.prepare_file().await?;
         let mut transaction = self.begin("migrating").await?;
@@ -42,7 +42,7 @@ impl Schema for SqliteStore {
     }
 
     fn migrations_sql(&self, shards: Option<u16>) -> Result<String> {
-        refuse_schema(&self.tables)?;
+        refuse_name(&self.tables)?;
         self.refuse_other_count(shards)?;
         let name = self.tables.name();
         let mut sql = format!(
@@ -58,7 +58,7 @@ impl Schema for SqliteStore {
     }
 
     async fn check(&self) -> Result<u16> {
-        refuse_schema(&self.tables)?;
+        refuse_name(&self.tables)?;
         let name = self.tables.name();
         let absent = || {
             Error::new(
@@ -159,17 +159,23 @@ impl SqliteStore {
     }
 }
 
-/// SQLite has no schemas. A name with a dot would mean an attached database, which is there on one
-/// connection and not on the next.
-pub(super) fn refuse_schema(tables: &Tables) -> Result<()> {
+/// SQLite has no schemas: a name with a dot would mean an attached database, which is there on one
+/// connection and not on the next. What begins with `sqlite_` is its own.
+pub(super) fn refuse_name(tables: &Tables) -> Result<()> {
     let name = tables.name();
-    match name.schema() {
-        None => Ok(()),
-        Some(schema) => Err(Error::invalid(format!(
+    if let Some(schema) = name.schema() {
+        return Err(Error::invalid(format!(
             "outbox {name} is in schema {schema}, and SQLite has no schemas; use {schema}_{}",
             name.bare()
-        ))),
+        )));
     }
+    if name.bare().starts_with("sqlite_") {
+        return Err(Error::invalid(format!(
+            "outbox {name} has a name that SQLite keeps for itself; use one that does not begin \
+             with sqlite_"
+        )));
+    }
+    Ok(())
 }
 
 /// Whether the file could not be opened (`SQLITE_CANTOPEN`).

@@ -159,17 +159,14 @@ fn a_long_list_of_findings_is_cut() {
 }
 
 #[test]
-fn a_million_events_are_checked_in_seconds() {
+fn a_hot_key_is_not_checked_pair_by_pair() {
+    // All violate, which is the worst case: 5,000,000,000 pairs would run into the time limit.
     let mut checker = Checker::new();
-    for n in 0..1_000_000_u64 {
-        let event = Committed::new(id(n.into()), n, n + 1);
-        // The worst case for anything that compares pairs: one key for most of them.
-        checker.committed(event.key(if n % 10 == 0 { "rare" } else { "hot" }));
-        checker.delivered(Delivered::new(id(n.into()), 2_000_000 - n, "relay"));
+    for n in 0..100_000_u64 {
+        checker.committed(Committed::new(id(n.into()), 2 * n, 2 * n + 1).key("hot"));
+        checker.delivered(Delivered::new(id(n.into()), 1_000_000 - n, "relay"));
     }
-    let begun = std::time::Instant::now();
-    assert!(checker.check().reordered.len() > 999_000);
-    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+    assert_eq!(checker.check().reordered.len(), 99_999);
 }
 
 /// The promise as it is written, pair by pair.

@@ -48,6 +48,7 @@ macro_rules! store_conformance {
                 the_same_id_after_delivery_is_not_sent_again
                 a_repeat_with_another_payload_keeps_the_first
                 transactions_at_once_with_the_same_id_write_one_row
+                an_old_snapshot_does_not_hide_the_first_write
                 an_id_whose_transaction_rolled_back_can_be_written
                 the_same_id_with_another_tenant_type_or_key_is_a_conflict
                 no_tenant_is_another_tenant
@@ -100,6 +101,7 @@ macro_rules! store_conformance {
             late {
                 transactions_that_commit_in_reverse_order_are_both_found
                 a_late_commit_behind_settled_events_is_found
+                a_reader_of_one_shard_finds_its_late_commits
                 an_open_transaction_stalls_nobody
                 a_late_rollback_is_forgotten
                 a_new_owner_finds_a_late_commit_from_the_mark
@@ -148,6 +150,7 @@ macro_rules! store_conformance {
                 another_owner_with_the_right_epoch_settles_nothing
                 a_released_shard_cannot_be_settled
                 a_lost_shard_does_not_hold_back_the_others
+                an_event_outside_the_fence_is_not_written
                 a_takeover_under_way_refuses_the_settle
             }
             inspect {
@@ -176,6 +179,7 @@ macro_rules! store_conformance {
                 a_discarded_event_is_never_read
                 a_filtered_discard_skips_what_it_may_not_touch
                 discarding_the_head_of_a_lane_frees_the_next
+                discarding_a_freed_event_frees_the_next
                 discarding_a_held_event_frees_nobody
                 a_replayed_parked_event_heads_its_lane_again
             }

@@ -106,6 +106,19 @@ pub async fn a_lost_shard_does_not_hold_back_the_others<DB: Dialect>(subject: &S
     assert_eq!(outbox.store.count_sent().await.unwrap(), written.len() as u64);
 }
 
+/// An outcome for a shard that the fence does not name is not written.
+pub async fn an_event_outside_the_fence_is_not_written<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(3)).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let fence = Fence::Shards { owner: owner.relay.owner(), held: Vec::new() };
+    for batch in [sent(&rows), rows.iter().map(|row| retry(row, 1, SHORT)).collect()] {
+        outbox.store.settle(&fence, &batch, true).await.unwrap();
+        assert_eq!(owner.read_all().await.len(), 3, "{:?} went through", batch[0].verdict);
+    }
+}
+
 /// A takeover that is under way when the settle comes is waited for, and then refuses it: looking
 /// at the lease without locking it would let the stale owner through.
 pub async fn a_takeover_under_way_refuses_the_settle<DB: Dialect>(subject: &Subject<DB>) {

@@ -94,6 +94,25 @@ pub async fn transactions_at_once_with_the_same_id_write_one_row<DB: Dialect>(
     assert_eq!(outbox.owner().await.read_all().await.len(), 5);
 }
 
+/// A transaction whose snapshot is older than the first write gets the first sequence all the same.
+pub async fn an_old_snapshot_does_not_hide_the_first_write<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.concurrent_writers {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let (one, two) = (event(1), event(2));
+    let mut old = outbox.begin().await;
+    assert_eq!(outbox.sql_on(&mut old, "select 1 from {events}").await, 0);
+    let first = outbox.enqueue(&[one.clone(), two.clone()]).await;
+    let again = outbox.enqueue_in(&mut old, std::slice::from_ref(&one)).await[0];
+    assert_eq!((again.sequence, again.duplicate), (first[0].sequence, true));
+    let many = outbox.enqueue_in(&mut old, &[event(3), two, one]).await;
+    assert_eq!((many[1].sequence, many[1].duplicate), (first[1].sequence, true));
+    assert_eq!((many[2].sequence, many[2].duplicate), (first[0].sequence, true));
+    old.commit().await.unwrap();
+    assert_eq!(outbox.owner().await.read_all().await.len(), 3);
+}
+
 /// An id whose first transaction rolled back is free, also for one that was waiting for it.
 pub async fn an_id_whose_transaction_rolled_back_can_be_written<DB: Dialect>(
     subject: &Subject<DB>,

@@ -4,11 +4,12 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use futures_util::future::{join, join_all};
+use posthaste_core::{Event, key};
 use posthaste_stores::Dialect;
 
 use super::{
     Subject,
-    relays::{SHORT, event, sent, sequences},
+    relays::{LONG, SHORT, event, events, sent, sequences},
 };
 
 /// Transactions that commit in the reverse order of their sequences are both found.
@@ -31,25 +32,56 @@ pub async fn transactions_that_commit_in_reverse_order_are_both_found<DB: Dialec
     assert!(owner.poll().await.is_empty());
 }
 
-/// The same when what was found is settled at once, as a relay does.
+/// The same when what was found is settled at once, as a relay does, marked or deleted.
 pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {
         return;
     }
-    let outbox = subject.outbox().await;
-    let mut owner = outbox.owner().await;
-    let mut slow = outbox.begin().await;
-    let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
-    for round in 0..5 {
-        outbox.enqueue(&[event(round)]).await;
-        let rows = owner.poll().await;
-        assert_eq!(rows.len(), 1);
-        owner.settle(&sent(&rows)).await;
-        assert_eq!(
-            outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap().len(),
-            owner.held.len()
-        );
+    for keep_sent in [true, false] {
+        let outbox = subject.outbox().await;
+        let mut owner = outbox.owner().await;
+        let mut slow = outbox.begin().await;
+        let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
+        for round in 0..5 {
+            outbox.enqueue(&[event(round)]).await;
+            let rows = owner.poll().await;
+            assert_eq!(rows.len(), 1);
+            outbox.store.settle(&owner.fence(), &sent(&rows), keep_sent).await.unwrap();
+            let (relay, held) = (&owner.relay, &owner.held);
+            let renewed = outbox.store.renew(relay, held, &owner.position).await.unwrap();
+            assert_eq!(renewed.len(), held.len());
+        }
+        slow.commit().await.unwrap();
+        assert_eq!(sequences(&owner.poll().await), [low], "the late commit was skipped");
     }
+}
+
+/// A relay that owns one shard finds the late commits of that one, whatever goes on in the others.
+pub async fn a_reader_of_one_shard_finds_its_late_commits<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let shard =
+        |event: &Event| key::shard_of(event.ordering_key().as_deref(), event.id(), outbox.shards);
+    let ours = event("ours");
+    let mine = shard(&ours);
+    let mut owner = outbox.owner_of(&[mine], LONG).await;
+    let mut slow = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut slow, &[ours]).await[0].sequence;
+    let all = events(30);
+    let enqueued = outbox.enqueue(&all).await;
+    let expected: Vec<i64> = all
+        .iter()
+        .zip(&enqueued)
+        .filter(|(event, _)| shard(event) == mine)
+        .map(|(_, enqueued)| enqueued.sequence)
+        .collect();
+    assert_eq!(sequences(&owner.poll().await), expected);
+    // Others' events only.
+    let others: Vec<Event> = events(30).into_iter().filter(|event| shard(event) != mine).collect();
+    outbox.enqueue(&others).await;
+    assert!(owner.poll().await.is_empty());
     slow.commit().await.unwrap();
     assert_eq!(sequences(&owner.poll().await), [low], "the late commit was skipped");
 }
@@ -164,6 +196,8 @@ pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(subje
 pub async fn a_reader_among_many_writers_finds_everything<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
+    // Small pages end between the events of a transaction, and between those of two.
+    owner.page_size = 3;
     let writers = join_all((0..6).map(async |writer| {
         let mut random = fastrand::Rng::with_seed(writer);
         let mut committed = BTreeSet::new();

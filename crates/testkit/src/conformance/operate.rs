@@ -245,6 +245,20 @@ pub async fn discarding_the_head_of_a_lane_frees_the_next<DB: Dialect>(subject: 
     }
 }
 
+/// An event that was set free and is discarded before a relay came by passes its freedom on: or
+/// the rest of the lane would be held for ever.
+pub async fn discarding_a_freed_event_frees_the_next<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let enqueued = outbox.enqueue(&[event("key"), event("key"), event("key")]).await;
+    let rows = owner.poll().await;
+    owner.settle(&[parked(&rows[0]), held(&rows[1]), held(&rows[2])]).await;
+    for discarded in &enqueued[..2] {
+        outbox.store.discard(&Selection::One(discarded.id)).await.unwrap();
+    }
+    assert_eq!(sequences(&owner.read_due().await), [rows[2].sequence]);
+}
+
 /// Discarding a follower frees nobody.
 pub async fn discarding_a_held_event_frees_nobody<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

@@ -81,6 +81,8 @@ pub(super) struct Owner {
     pub(super) relay: Relay,
     pub(super) held: Vec<Held>,
     pub(super) position: Position,
+    /// How many rows it reads at once.
+    pub(super) page_size: usize,
     /// What it has been handed, so that a row that comes again counts once.
     known: BTreeSet<i64>,
 }
@@ -93,15 +95,21 @@ impl<DB: Dialect> Outbox<DB> {
 
     /// A relay that takes all shards, for so long.
     pub(super) async fn owner_for(&self, lease: Duration) -> Owner {
+        self.owner_of(&self.all_shards(), lease).await
+    }
+
+    /// A relay that takes these shards, for so long.
+    pub(super) async fn owner_of(&self, shards: &[u16], lease: Duration) -> Owner {
         let relay = relay("owner", lease);
-        let leases = self.store.acquire(&relay, &self.all_shards()).await.unwrap();
-        assert_eq!(leases.len(), usize::from(self.shards), "the shards are not all free");
+        let leases = self.store.acquire(&relay, shards).await.unwrap();
+        assert_eq!(leases.len(), shards.len(), "the shards are not all free");
         let mark = leases.iter().map(|lease| &lease.mark).min_by_key(|mark| mark.sequence);
         Owner {
             store: Arc::clone(&self.store),
             relay,
             position: mark.unwrap().clone(),
             held: leases.iter().map(|lease| lease.held).collect(),
+            page_size: 100,
             known: BTreeSet::new(),
         }
     }
@@ -144,7 +152,8 @@ impl Owner {
         self.position = late.position;
         found.extend(late.rows);
         loop {
-            let page = self.store.read_ahead(&shards, &self.position, 100).await.unwrap();
+            let page =
+                self.store.read_ahead(&shards, &self.position, self.page_size).await.unwrap();
             self.position = page.position;
             found.extend(page.rows);
             if page.caught_up {

@@ -1,0 +1,209 @@
+//! Outboxes on real databases for tests of the whole path: enqueue, relay, destination.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use posthaste::{
+    Dialect, Enqueued, Event, Outbox, TableName,
+    backoff::Backoff,
+    relay::{Config, Relay, Stats},
+    store::{EventRecord, Store},
+    stores::Tables,
+    transport::Transport,
+};
+use sqlx::{
+    MySql, Pool, Postgres, Sqlite,
+    mysql::MySqlPoolOptions,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use uuid::Uuid;
+
+/// Nothing here takes so long unless it hangs.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// An outbox of one test.
+pub struct Fixture<DB: Dialect> {
+    pub pool: Pool<DB>,
+    pub store: Arc<dyn Store>,
+    pub tables: Tables,
+    file: Option<PathBuf>,
+}
+
+pub trait TestDatabase: Dialect {
+    fn fixture() -> impl Future<Output = Fixture<Self>> + Send;
+
+    /// Plain SQL, as an operator or a writer in another language would send it.
+    fn run(pool: &Pool<Self>, sql: String) -> impl Future<Output = ()> + Send;
+}
+
+macro_rules! run_plain_sql {
+    () => {
+        async fn run(pool: &Pool<Self>, sql: String) {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(pool).await.unwrap();
+        }
+    };
+}
+
+fn url(variable: &str) -> String {
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: run the tests with scripts/test"))
+}
+
+impl TestDatabase for Postgres {
+    run_plain_sql!();
+
+    async fn fixture() -> Fixture<Self> {
+        let pool = PgPoolOptions::new()
+            .max_connections(20)
+            .connect(&url("POSTHASTE_TEST_POSTGRES"))
+            .await
+            .unwrap();
+        Fixture::new(pool, None).await
+    }
+}
+
+impl TestDatabase for MySql {
+    run_plain_sql!();
+
+    async fn fixture() -> Fixture<Self> {
+        let pool = MySqlPoolOptions::new()
+            .max_connections(20)
+            .connect(&url("POSTHASTE_TEST_MARIADB"))
+            .await
+            .unwrap();
+        Fixture::new(pool, None).await
+    }
+}
+
+impl TestDatabase for Sqlite {
+    run_plain_sql!();
+
+    async fn fixture() -> Fixture<Self> {
+        let file = std::env::temp_dir().join(format!("posthaste-{}.db", Uuid::now_v7()));
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .busy_timeout(Duration::from_secs(20));
+        let pool =
+            SqlitePoolOptions::new().max_connections(10).connect_with(options).await.unwrap();
+        Fixture::new(pool, Some(file)).await
+    }
+}
+
+impl<DB: TestDatabase> Fixture<DB> {
+    async fn new(pool: Pool<DB>, file: Option<PathBuf>) -> Self {
+        let tables = posthaste_testkit::tables::unique("relay");
+        let store = DB::store(pool.clone(), tables.clone());
+        store.migrate(None).await.unwrap();
+        Self { pool, store, tables, file }
+    }
+
+    pub fn table(&self) -> TableName {
+        self.tables.name().clone()
+    }
+
+    pub fn outbox(&self) -> Outbox<DB> {
+        Outbox::new(self.table())
+    }
+
+    /// Another store on the same outbox, as another process would have it.
+    pub fn store(&self) -> Arc<dyn Store> {
+        DB::store(self.pool.clone(), self.tables.clone())
+    }
+
+    /// Enqueues and commits through a plain driver transaction: nobody is told.
+    pub async fn enqueue(&self, events: Vec<Event>) -> Vec<Enqueued> {
+        let mut tx = self.pool.begin().await.unwrap();
+        let enqueued = self.outbox().enqueue_all(&mut tx, events).await.unwrap();
+        tx.commit().await.unwrap();
+        enqueued
+    }
+
+    pub fn relay(&self, transport: impl Transport, config: Config) -> Relay {
+        Relay::new(self.store(), Arc::new(transport), config).unwrap()
+    }
+
+    pub async fn record(&self, id: Uuid) -> EventRecord {
+        self.store.event(id).await.unwrap().unwrap_or_else(|| panic!("event {id} is gone"))
+    }
+
+    /// Plain SQL with the names of the tables filled in.
+    pub async fn sql(&self, template: &str) {
+        DB::run(&self.pool, self.tables.fill(template)).await;
+    }
+
+    pub async fn clean(self) {
+        if let Some(file) = self.file {
+            self.pool.close().await;
+            for suffix in ["", "-wal", "-shm"] {
+                let mut name = file.clone().into_os_string();
+                name.push(suffix);
+                let _ = std::fs::remove_file(name);
+            }
+        } else {
+            for table in posthaste_testkit::tables::ALL {
+                self.sql(&format!("drop table if exists {table}")).await;
+            }
+        }
+    }
+}
+
+/// Settings under which nothing takes long.
+pub fn quick() -> Config {
+    Config {
+        lease: Duration::from_secs(6),
+        heartbeat: Duration::from_secs(1),
+        busy_interval: Duration::from_millis(10),
+        idle_interval: Duration::from_millis(100),
+        backoff: Backoff::Fixed(Duration::from_millis(5)),
+        purge_interval: None,
+        ..Config::default()
+    }
+}
+
+/// An event number `n` of order `key`.
+pub fn event(key: &str, n: usize) -> Event {
+    Event::builder("OrderChanged")
+        .aggregate("Order", key)
+        .payload(&n)
+        .build()
+        .unwrap()
+}
+
+/// Waits until the relay's counters say so.
+pub async fn until(relay: &Relay, what: &str, reached: impl FnMut(&Stats) -> bool) -> Stats {
+    let mut watch = relay.watch();
+    match tokio::time::timeout(LIMIT, watch.wait_for(reached)).await {
+        Ok(stats) => *stats.unwrap(),
+        Err(_) => panic!("waited in vain for {what}: {:?}", relay.stats()),
+    }
+}
+
+/// Waits for a future that must not hang.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} hung"))
+}
+
+/// Runs every named test on each of the three databases.
+#[macro_export]
+macro_rules! on_every_database {
+    ($($name:ident),* $(,)?) => {
+        on_every_database!(@ sqlite, sqlx::Sqlite, $($name),*);
+        on_every_database!(@ postgres, sqlx::Postgres, $($name),*);
+        on_every_database!(@ mariadb, sqlx::MySql, $($name),*);
+    };
+    (@ $module:ident, $database:ty, $($name:ident),*) => {
+        mod $module {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let fixture = <$database as $crate::support::TestDatabase>::fixture().await;
+                    super::$name(&fixture).await;
+                    fixture.clean().await;
+                }
+            )*
+        }
+    };
+}

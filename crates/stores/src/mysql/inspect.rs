@@ -1,0 +1,403 @@
+//! Looking at an outbox. Nothing here writes, and nothing walks over what was sent.
+
+use std::{collections::HashMap, time::Duration};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use posthaste_core::{
+    Result, Status,
+    store::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
+    },
+};
+use sqlx::{MySql, Row, mysql::MySqlArguments, mysql::MySqlRow, query::Query};
+use uuid::Uuid;
+
+use super::{
+    LIST, MySqlStore,
+    gaps::Gaps,
+    padded,
+    row::{columns, fresh, record, record_columns, status, status_of, timestamp, unsettled},
+};
+use crate::failure::failed;
+
+/// Whether `e` matches a filter that [`with_filter`] has bound.
+macro_rules! matches_filter {
+    () => {
+        concat!(
+            "e.event_type <=> coalesce(?, e.event_type)
+             and e.aggregate_type <=> coalesce(?, e.aggregate_type)
+             and e.aggregate_id <=> coalesce(?, e.aggregate_id)
+             and e.tenant <=> coalesce(?, e.tenant)
+             and e.created_at >= timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+             and e.created_at < timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+             and coalesce(?, 'any') in ('any', ",
+            status!(),
+            ")"
+        )
+    };
+}
+
+pub(super) use matches_filter;
+
+/// The first and the last times that a filter can mean, in microseconds since 1970.
+const TIMES: (i64, i64) = (-30_000_000_000_000_000, 253_402_300_799_000_000);
+
+/// A query with the filter as its next seven values.
+pub(super) fn with_filter<'q>(
+    query: Query<'q, MySql, MySqlArguments>,
+    filter: &'q Filter,
+) -> Query<'q, MySql, MySqlArguments> {
+    query
+        .bind(filter.event_type.as_deref())
+        .bind(filter.aggregate_type.as_deref())
+        .bind(filter.aggregate_id.as_deref())
+        .bind(filter.tenant.as_deref())
+        .bind(filter.created_from.map_or(TIMES.0, Timestamp::as_microsecond))
+        .bind(filter.created_before.map_or(TIMES.1, Timestamp::as_microsecond))
+        .bind(filter.status.map(Status::as_str))
+}
+
+/// Rows that one page examines at most.
+const WINDOW: u64 = 10_000;
+
+/// A page out of a window: the rows of it that match; and how far it went.
+macro_rules! page {
+    ($window:expr) => {
+        (
+            concat!(
+                "select ",
+                record_columns!(),
+                " from (",
+                $window,
+                ") w straight_join {events} e on e.sequence = w.sequence where ",
+                matches_filter!(),
+                " order by e.sequence desc limit ?"
+            ),
+            concat!("select count(*), min(sequence) from (", $window, ") w"),
+        )
+    };
+}
+
+#[async_trait]
+impl Inspect for MySqlStore {
+    async fn event(&self, id: Uuid) -> Result<Option<EventRecord>> {
+        const EVENT: &str =
+            concat!("select ", record_columns!(), " from {events} e where e.event_id = ?");
+
+        let count = self.shard_count().await?;
+        sqlx::query(self.tables.sql(EVENT))
+            .bind(id.hyphenated().to_string())
+            .try_map(|row: MySqlRow| record(&row, count))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("reading an event"))
+    }
+
+    async fn events(
+        &self,
+        filter: &Filter,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<EventPage> {
+        const DEAD: (&str, &str) = page!(
+            "select sequence from {events} force index ({bare}_dead_idx)
+            where dead_at is not null and sequence < ?
+            order by sequence desc limit ?"
+        );
+        const RETRY: (&str, &str) = page!(
+            "select sequence from (
+                select sequence from {events} force index ({bare}_due_idx)
+                where not_before is not null
+                union
+                select sequence from {events}
+                where attempts > 0
+                    and sequence > (select min(mark) from {shards} where tenant_group = '')
+            ) b
+            where sequence < ?
+            order by sequence desc limit ?"
+        );
+        const OF_AGGREGATE: (&str, &str) = page!(
+            "select sequence from {events}
+            where aggregate_id = ? and sequence < ?
+            order by sequence desc limit ?"
+        );
+        const ANY: (&str, &str) = page!(
+            "select sequence from {events}
+            where sequence < ?
+            order by sequence desc limit ?"
+        );
+
+        let (rows_of, extent_of) = match (filter.status, &filter.aggregate_id) {
+            (_, Some(_)) => OF_AGGREGATE,
+            (Some(Status::Dead), None) => DEAD,
+            (Some(Status::Retry), None) => RETRY,
+            _ => ANY,
+        };
+        let window = |template: &'static str| {
+            let query = sqlx::query(self.tables.sql(template));
+            let query = match &filter.aggregate_id {
+                Some(id) => query.bind(id),
+                None => query,
+            };
+            query.bind(before.unwrap_or(i64::MAX)).bind(WINDOW)
+        };
+        let count = self.shard_count().await?;
+        let events = with_filter(window(rows_of), filter)
+            .bind(limit as u64)
+            .try_map(|row: MySqlRow| record(&row, count))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("listing events"))?;
+        let (examined, lowest): (i64, Option<i64>) = window(extent_of)
+            .try_map(|row: MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?)))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("listing events"))?;
+        // Behind the last event when the page is full, else behind the window when that was full.
+        let last = events.last().map(|event| event.sequence);
+        let next = if events.len() >= limit && last != lowest {
+            last
+        } else if examined as u64 >= WINDOW {
+            lowest
+        } else {
+            None
+        };
+        Ok(EventPage { events, next })
+    }
+
+    async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
+        const ATTEMPTS: &str = "
+            select attempt, timestampdiff(microsecond, '1970-01-01', at), relay, destination, error
+            from {attempts}
+            where sequence = ?
+            order by replay, attempt";
+
+        sqlx::query(self.tables.sql(ATTEMPTS))
+            .bind(sequence)
+            .try_map(|row: MySqlRow| {
+                Ok(Attempt {
+                    attempt: row.try_get::<i32, _>(0)?.max(0) as u32,
+                    at: time(row.try_get(1)?)?,
+                    relay: row.try_get(2)?,
+                    destination: row.try_get(3)?,
+                    error: row.try_get(4)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading attempts"))
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        const ABOVE: &str = concat!(
+            "select ",
+            status!(),
+            ", count(*) from {events} e where e.sequence > ? and ",
+            unsettled!(),
+            " group by 1"
+        );
+        const BELOW: &str = concat!(
+            "select ",
+            status!(),
+            ", count(*) from {events} e
+            where e.sequence <= ? and e.not_before is not null and ",
+            unsettled!(),
+            " group by 1"
+        );
+        const LATE: &str = concat!(
+            "select ",
+            status!(),
+            ", count(*) from {events} e where e.sequence in ({list}) and ",
+            fresh!(),
+            " group by 1"
+        );
+        const DEAD: &str = "
+            select 'dead', count(*) from {events}
+            where dead_at is not null and sent_at is null and discarded_at is null";
+
+        let backlog = self.backlog::<String>(ABOVE, BELOW, LATE).await?;
+        let dead: (String, i64) = sqlx::query_as(self.tables.sql(DEAD))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        let mut counts = Counts::default();
+        for (name, count) in backlog.into_iter().chain([dead]) {
+            let count = count.max(0) as u64;
+            match status_of(&name).map_err(failed("counting events"))? {
+                Status::New => counts.new += count,
+                Status::Sending => counts.sending += count,
+                Status::Retry => counts.retry += count,
+                Status::Dead => counts.dead += count,
+                Status::Sent | Status::Discarded => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>> {
+        const ABOVE: &str = concat!(
+            "select e.tenant, count(*) from {events} e where e.sequence > ? and ",
+            unsettled!(),
+            " group by 1"
+        );
+        const BELOW: &str = concat!(
+            "select e.tenant, count(*) from {events} e
+            where e.sequence <= ? and e.not_before is not null and ",
+            unsettled!(),
+            " group by 1"
+        );
+        const LATE: &str = concat!(
+            "select e.tenant, count(*) from {events} e where e.sequence in ({list}) and ",
+            fresh!(),
+            " group by 1"
+        );
+
+        let mut counts: HashMap<Option<String>, u64> = HashMap::new();
+        for (tenant, count) in self.backlog::<Option<String>>(ABOVE, BELOW, LATE).await? {
+            *counts.entry(tenant).or_default() += count.max(0) as u64;
+        }
+        let mut counts: Vec<_> = counts.into_iter().collect();
+        counts.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        Ok(counts)
+    }
+
+    async fn count_sent(&self) -> Result<u64> {
+        const SENT: &str = "select count(*) from {events} where sent_at is not null";
+
+        let count: i64 = sqlx::query_scalar(self.tables.sql(SENT))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting sent events"))?;
+        Ok(count.max(0) as u64)
+    }
+
+    async fn oldest_pending(&self) -> Result<Option<Duration>> {
+        // Fresh rows are as old as their place: sequence and time are taken at the same insert.
+        const FRESH: &str = concat!(
+            "select timestampdiff(microsecond, e.created_at, utc_timestamp(6)) from {events} e
+            where e.sequence > ? and ",
+            fresh!(),
+            " order by e.sequence limit 1"
+        );
+        const DUE: &str = concat!(
+            "select max(timestampdiff(microsecond, greatest(e.created_at, e.not_before),
+                utc_timestamp(6)))
+            from {events} e
+            where e.not_before <= utc_timestamp(6) and ",
+            unsettled!()
+        );
+
+        let mark = self.lowest_mark().await?;
+        let late = self.unmarked(&mark.context, mark.sequence).await?.first().map_or(i64::MAX, |s| s - 1);
+        let fresh: Option<i64> = sqlx::query_scalar(self.tables.sql(FRESH))
+            .bind(mark.sequence.min(late))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("looking for the oldest pending event"))?;
+        let due: Option<i64> = sqlx::query_scalar(self.tables.sql(DUE))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("looking for the oldest pending event"))?;
+        Ok(fresh.max(due).map(|micros| Duration::from_micros(micros.max(0) as u64)))
+    }
+
+    async fn shards(&self) -> Result<Vec<ShardRecord>> {
+        const SHARDS: &str = "
+            select shard, case when locked_until > utc_timestamp(6) then locked_by end,
+                case when locked_until > utc_timestamp(6)
+                    then timestampdiff(microsecond, '1970-01-01', locked_until) end,
+                epoch, mark
+            from {shards}
+            where tenant_group = ''
+            order by shard";
+
+        sqlx::query(self.tables.sql(SHARDS))
+            .try_map(|row: MySqlRow| {
+                Ok(ShardRecord {
+                    shard: row.try_get::<i32, _>(0)? as u16,
+                    locked_by: row.try_get(1)?,
+                    locked_until: row.try_get::<Option<i64>, _>(2)?.and_then(timestamp),
+                    epoch: row.try_get(3)?,
+                    mark: row.try_get(4)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading shards"))
+    }
+
+    async fn relays(&self) -> Result<Vec<RelayRecord>> {
+        const RELAYS: &str = "
+            select name, owner, ordering, version,
+                timestampdiff(microsecond, '1970-01-01', started_at),
+                timestampdiff(microsecond, '1970-01-01', heartbeat_at),
+                timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6)
+            from {relays}
+            order by owner";
+
+        sqlx::query(self.tables.sql(RELAYS))
+            .try_map(|row: MySqlRow| {
+                Ok(RelayRecord {
+                    name: row.try_get(0)?,
+                    owner: row.try_get(1)?,
+                    ordering: row.try_get(2)?,
+                    version: row.try_get(3)?,
+                    started_at: time(row.try_get(4)?)?,
+                    heartbeat_at: time(row.try_get(5)?)?,
+                    alive: row.try_get(6)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading relays"))
+    }
+}
+
+impl MySqlStore {
+    /// Counts the backlog: above the lowest mark, below it with a time of its own, and below it
+    /// committed so late that no relay has marked it yet.
+    async fn backlog<G>(
+        &self,
+        above: &'static str,
+        below: &'static str,
+        late: &'static str,
+    ) -> Result<Vec<(G, i64)>>
+    where
+        G: Send + Unpin + for<'r> sqlx::Decode<'r, MySql> + sqlx::Type<MySql>,
+    {
+        let mark = self.lowest_mark().await?;
+        let mut counts = Vec::new();
+        for template in [above, below] {
+            let rows: Vec<(G, i64)> = sqlx::query_as(self.tables.sql(template))
+                .bind(mark.sequence)
+                .fetch_all(&self.pool)
+                .await
+                .map_err(failed("counting events"))?;
+            counts.extend(rows);
+        }
+        for sequences in self.unmarked(&mark.context, mark.sequence).await?.chunks(LIST) {
+            let mut query = sqlx::query_as(self.listing(late, sequences.len()));
+            for sequence in padded(sequences) {
+                query = query.bind(sequence);
+            }
+            let rows: Vec<(G, i64)> =
+                query.fetch_all(&self.pool).await.map_err(failed("counting events"))?;
+            counts.extend(rows);
+        }
+        Ok(counts)
+    }
+
+    /// Fresh rows at or below the mark that have appeared in its gaps.
+    async fn unmarked(&self, context: &str, mark: i64) -> Result<Vec<i64>> {
+        let visible = self.probe(Gaps::parse(context).iter()).await?;
+        Ok(visible
+            .into_iter()
+            .filter_map(|(sequence, fresh)| (fresh && sequence <= mark).then_some(sequence))
+            .collect())
+    }
+}
+
+fn time(micros: i64) -> sqlx::Result<Timestamp> {
+    Timestamp::from_microsecond(micros).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}

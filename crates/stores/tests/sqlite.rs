@@ -1,0 +1,511 @@
+//! The SQLite store: the conformance suite, and what only SQLite does.
+#![cfg(feature = "sqlite")]
+
+use std::{
+    env, fmt, fs,
+    path::PathBuf,
+    sync::{Arc, Mutex, Once, PoisonError},
+    time::Duration,
+};
+
+use posthaste_core::{
+    ErrorKind, Event, Key, Status,
+    store::{
+        Claim, Fence, Filter, Inspect, Leases, Operate, Position, Read, Relay, RelayOrdering,
+        RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
+    },
+};
+use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
+use posthaste_testkit::conformance::Subject;
+use sqlx::{
+    AssertSqlSafe, Row, Sqlite, SqlitePool,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+async fn subject() -> Option<Subject<Sqlite>> {
+    let folder = Folder::new();
+    let options = SqliteConnectOptions::new()
+        .filename(folder.0.join("app.db"))
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .busy_timeout(Duration::from_secs(10));
+    let pool = SqlitePoolOptions::new().max_connections(12).connect_with(options).await.unwrap();
+    Some(Subject::new(pool).single_writer().keep(folder))
+}
+
+posthaste_testkit::store_conformance!(subject);
+
+/// As `posthaste --url sqlite:…` opens it: one connection to write, others to read.
+mod connected {
+    use super::*;
+
+    async fn subject() -> Option<Subject<Sqlite>> {
+        let subject = super::subject().await?;
+        Some(subject.store_with(|pool, tables| {
+            let file = pool.connect_options().get_filename().to_owned();
+            let url = format!("sqlite:{}", file.display());
+            let options = Options { table: tables.name().clone(), connections: 4 };
+            let connecting =
+                async move { SqliteStore::connect(&url, tables, &options).await.unwrap() };
+            // Nothing of the store is tied to the runtime that made it.
+            let store = std::thread::spawn(|| {
+                tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap()
+                    .block_on(connecting)
+            });
+            Arc::new(store.join().unwrap())
+        }))
+    }
+
+    posthaste_testkit::store_conformance!(subject);
+}
+
+#[tokio::test]
+async fn a_file_is_made_by_a_migration_and_by_nothing_else() {
+    let folder = Folder::new();
+    let file = folder.0.join("new.db");
+    let store = folder.store("new.db").await;
+    let error = store.check().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    assert!(!file.exists());
+    assert_eq!(store.migrate(None).await.unwrap(), [1]);
+    assert!(file.exists());
+    assert_eq!(store.check().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_migrated_file_is_in_wal_mode_and_loses_no_commit_at_a_power_cut() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let journal: String =
+        sqlx::query_scalar("pragma journal_mode").fetch_one(store.pool()).await.unwrap();
+    let synchronous: i64 =
+        sqlx::query_scalar("pragma synchronous").fetch_one(store.pool()).await.unwrap();
+    assert_eq!((journal.as_str(), synchronous), ("wal", 2));
+}
+
+#[tokio::test]
+async fn a_database_that_nobody_else_could_reach_is_refused() {
+    for url in [
+        "sqlite::memory:",
+        "sqlite://:memory:",
+        "sqlite:x?mode=memory",
+        "sqlite:file:x?mode=memory&cache=private",
+    ] {
+        let error = connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("sqlite:file:NAME?mode=memory"), "{error}");
+    }
+    let error = connect("sqlite:").await.unwrap_err();
+    assert_eq!(error.to_string(), "database URL names no file; use sqlite:PATH");
+}
+
+#[tokio::test]
+async fn a_named_database_in_memory_is_shared() {
+    let url = format!("sqlite:file:{}?mode=memory", Uuid::now_v7().simple());
+    let store = connect(&url).await.unwrap();
+    store.migrate(None).await.unwrap();
+    let other = connect(&url).await.unwrap();
+    enqueue(&other, &[event("1")]).await;
+    assert_eq!(store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows.len(), 1);
+}
+
+#[tokio::test]
+async fn a_name_that_sqlite_cannot_have_is_refused_with_what_would_do() {
+    for (name, advice) in
+        [("billing.outbox", "use billing_outbox"), ("sqlite_outbox", "does not begin with sqlite_")]
+    {
+        let tables = Tables::new(name.parse().unwrap());
+        let connected = SqliteStore::connect("sqlite:app.db", tables, &Options::default()).await;
+        let error = connected.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(advice), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_listener_wakes_on_a_commit_of_another_connection_and_not_on_a_rollback() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let writer = folder.plain("app.db").await;
+    let mut listener = store.listen().await.unwrap().unwrap();
+
+    let mut transaction = writer.begin().await.unwrap();
+    Sqlite::enqueue(&mut transaction, store.tables(), &[event("1")]).await.unwrap();
+    transaction.rollback().await.unwrap();
+    // Silence can only be shown by waiting for a while: long enough for several looks.
+    assert!(timeout(Duration::from_millis(100), listener.wait()).await.is_err());
+
+    enqueue(&store, &[event("2")]).await;
+    timeout(Duration::from_secs(10), listener.wait()).await.unwrap().unwrap();
+    assert!(timeout(Duration::from_millis(100), listener.wait()).await.is_err());
+
+    // A commit while nobody waits is not forgotten.
+    enqueue(&store, &[event("3")]).await;
+    timeout(Duration::from_secs(10), listener.wait()).await.unwrap().unwrap();
+}
+
+/// What the documentation tells every language to write: no function that SQLite 3.40 lacks, a
+/// text as the payload.
+const DOCUMENTED_INSERT: &str = "
+    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, payload)
+    values ('0198C3A0-1111-7000-8000-00000000ABCD', 'OrderPlaced', 'Order', 42, '{\"total\":1999}')";
+
+#[tokio::test]
+async fn an_insert_in_plain_sql_is_read_like_any_event() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let plain = folder.plain("app.db").await;
+    let insert = store.tables().fill(DOCUMENTED_INSERT);
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(&plain).await.unwrap();
+
+    let page = store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
+    let [row] = &page.rows[..] else { panic!("{page:?}") };
+    let envelope = row.content.as_ref().unwrap();
+    assert_eq!(&envelope.event.payload()[..], br#"{"total":1999}"#);
+    assert_eq!(envelope.event.aggregate_id(), Some("42"));
+    let age = jiff::Timestamp::now().duration_since(envelope.created_at);
+    assert!(age.abs() < jiff::SignedDuration::from_secs(60), "{age:?}");
+    // A UUID in capitals is the same one.
+    assert!(store.event(envelope.event.id()).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn the_systems_own_sqlite_can_write_and_read_the_outbox() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let script = "import sqlite3, sys\n\
+                  file = sqlite3.connect(sys.argv[1])\n\
+                  file.execute(sys.argv[2])\n\
+                  file.commit()\n\
+                  print(file.execute('select count(*) from ' + sys.argv[3]).fetchone()[0])";
+    let python = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(folder.0.join("app.db"))
+        .arg(store.tables().fill(DOCUMENTED_INSERT))
+        .arg(store.tables().name().qualified())
+        .output();
+    let Ok(output) = python else {
+        eprintln!("skipped: there is no python3");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1", "{said}");
+    assert_eq!(store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows.len(), 1);
+}
+
+#[tokio::test]
+async fn a_value_of_the_wrong_type_spoils_its_own_row_and_no_other() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let sql = store.tables().fill(
+        "insert into {events} (event_id, event_type, occurred_at, headers, payload) values
+            (x'00', 'A', 1, null, 'a'), ('0198c3a0-1111-7000-8000-000000000001', 'B', 'noon', null, 'b'),
+            ('0198c3a0-1111-7000-8000-000000000002', 'C', 1, x'ff', 'c')",
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(store.pool()).await.unwrap();
+    enqueue(&store, &[event("1")]).await;
+    let rows = store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows;
+    let faults: Vec<_> = rows.iter().map(|row| row.content.as_ref().err().cloned()).collect();
+    let other_type = |column: &str| Some(format!("column {column} holds a value of another type"));
+    assert_eq!(
+        faults,
+        [other_type("event_id"), other_type("occurred_at"), other_type("headers"), None]
+    );
+    // A time as text would sort behind every other and never fall due.
+    let sql = store.tables().fill(
+        "insert into {events} (event_id, event_type, not_before, payload) values
+            ('0198c3a0-1111-7000-8000-000000000003', 'D', '2030-01-01 00:00:00', 'd')",
+    );
+    assert!(sqlx::raw_sql(AssertSqlSafe(sql)).execute(store.pool()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_sequence_is_never_used_again_after_its_event_was_deleted() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let relay = relay();
+    let first = enqueue(&store, &[event("1")]).await[0];
+    let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
+    let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
+    let sent = Settlement { sequence: first, shard: 0, attempts: 0, verdict: Verdict::Sent };
+    store.settle(&fence, &[sent], false).await.unwrap();
+    assert!(enqueue(&store, &[event("2")]).await[0] > first);
+}
+
+#[tokio::test]
+async fn reads_do_not_wait_for_a_writer() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    enqueue(&store, &[event("1")]).await;
+    let writer = folder.plain("app.db").await;
+    let mut transaction = writer.begin_with("begin immediate").await.unwrap();
+    Sqlite::enqueue(&mut transaction, store.tables(), &[event("2")]).await.unwrap();
+    let reads = async {
+        let page = store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
+        store.read_due(&[0], 10).await.unwrap();
+        store.counts().await.unwrap();
+        // Idle claims stay away from the write lock as well.
+        let behind = Position { sequence: page.position.sequence, context: String::new() };
+        store.claim(&relay(), &token(1), &behind, 10).await.unwrap();
+        store.claim_expired(&relay(), &token(1)).await.unwrap();
+        page.rows.len()
+    };
+    assert_eq!(timeout(Duration::from_secs(5), reads).await.unwrap(), 1);
+    transaction.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_freed_event_that_is_discarded_frees_the_next_of_its_lane() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let relay = relay();
+    let events = [event("1"), event("1"), event("1")];
+    let sequences = enqueue(&store, &events).await;
+    let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
+    let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
+    let key = events[0].key().unwrap();
+    let settle =
+        |sequence: i64, verdict: Verdict| Settlement { sequence, shard: 0, attempts: 1, verdict };
+    let held = || Verdict::Held { destination: "d".into(), key };
+    let dead = Verdict::Dead { error: "no".into(), destination: "d".into(), parked: Some(key) };
+    let batch =
+        [settle(sequences[0], dead), settle(sequences[1], held()), settle(sequences[2], held())];
+    store.settle(&fence, &batch, true).await.unwrap();
+    for (discarded, freed) in [(0, 1), (1, 2)] {
+        store.discard(&Selection::One(events[discarded].id())).await.unwrap();
+        let due = store.read_due(&[0], 10).await.unwrap().rows;
+        assert_eq!(due.iter().map(|row| row.sequence).collect::<Vec<_>>(), [sequences[freed]]);
+    }
+}
+
+#[tokio::test]
+async fn plans_use_the_indexes() {
+    let folder = Folder::new();
+    let store = folder.migrated("app.db").await;
+    let relay = relay();
+    let key = Key(1);
+    let id = Uuid::now_v7();
+    let all = Filter::default();
+    let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
+    let retry = Filter { status: Some(Status::Retry), ..Filter::default() };
+    let of_aggregate = Filter { aggregate_id: Some("1".into()), ..Filter::default() };
+
+    // Something to find, so that every statement is sent.
+    enqueue(&store, &[event("1"), event("2")]).await;
+    let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
+    let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
+    let settle =
+        |sequence: i64, verdict: Verdict| Settlement { sequence, shard: 0, attempts: 1, verdict };
+    let retry_verdict = Verdict::Retry {
+        after: Duration::ZERO,
+        error: "no".into(),
+        destination: "d".into(),
+        key: Some(key),
+        replay: false,
+    };
+
+    let statements = Statements::record(&store);
+    store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
+    store.read_due(&[0], 10).await.unwrap();
+    store.read_hot(&[1]).await.unwrap();
+    store.read_held("d", key, 10).await.unwrap();
+    store.read_blocked(&[0]).await.unwrap();
+    store.claim(&relay, &token(1), &Position::default(), 1).await.unwrap();
+    store
+        .claim_late(&relay, &token(2), &Position { sequence: 2, ..Position::default() }, 1)
+        .await
+        .unwrap();
+    store.claim_expired(&relay, &token(3)).await.unwrap();
+    store.claim_hot(&relay, &token(4), &[1]).await.unwrap();
+    store.renew_rows(&relay, &[token(1)]).await.unwrap();
+    store.unclaim(&token(1), &[1]).await.unwrap();
+    store.settle(&fence, &[settle(1, retry_verdict)], true).await.unwrap();
+    store.settle(&fence, &[settle(2, Verdict::Sent)], true).await.unwrap();
+    for filter in [&all, &dead, &retry, &of_aggregate] {
+        store.events(filter, None, 10).await.unwrap();
+    }
+    store.event(id).await.unwrap();
+    store.attempts(1).await.unwrap();
+    store.counts().await.unwrap();
+    store.oldest_pending().await.unwrap();
+    store.replay(&Selection::Matching { filter: dead.clone(), limit: 10 }).await.unwrap();
+    store.discard(&Selection::Matching { filter: all.clone(), limit: 10 }).await.unwrap();
+    store.purge(Duration::ZERO, Some(Duration::ZERO), 10, None).await.unwrap();
+
+    let statements = statements.until("delete from").await;
+    assert!(statements.len() > 30, "{}", statements.len());
+    let events = store.tables().name().qualified();
+    for statement in statements {
+        let plan = plan(store.pool(), &statement).await;
+        let walks = |step: &&String| {
+            // What walks a table has no constraint (SCAN); an index that is walked is a partial
+            // one, of few rows.
+            let table = [events.as_str(), "e", "p", "h"];
+            table.iter().any(|table| {
+                step.as_str() == format!("SCAN {table}")
+                    || step.starts_with(&format!("SCAN {table} USING COVERING INDEX"))
+            })
+        };
+        // The first page of a list and the newest sequence walk, but end at their limit.
+        let bounded = statement.contains("max(sequence)");
+        assert!(
+            bounded || !plan.iter().any(|step| walks(&step)),
+            "{statement}\n{}",
+            plan.join("\n")
+        );
+        if let Ok(wanted) = env::var("POSTHASTE_SHOW_PLANS") {
+            if statement.contains(&wanted) {
+                println!("{statement}\n  {}\n", plan.join("\n  "));
+            }
+        }
+    }
+}
+
+async fn plan(pool: &SqlitePool, statement: &str) -> Vec<String> {
+    sqlx::raw_sql(AssertSqlSafe(format!("explain query plan {statement}")))
+        .fetch_all(pool)
+        .await
+        .unwrap_or_else(|error| panic!("{error}: {statement}"))
+        .iter()
+        .map(|row| row.get("detail"))
+        .collect()
+}
+
+fn event(aggregate_id: &str) -> Event {
+    Event::builder("OrderPlaced").aggregate("Order", aggregate_id).raw_json("{}").build().unwrap()
+}
+
+fn relay() -> Relay {
+    Relay {
+        name: "test".into(),
+        instance: Uuid::now_v7(),
+        ordering: RelayOrdering::PerKey,
+        lease: Duration::from_secs(30),
+    }
+}
+
+fn token(number: u32) -> RowLease {
+    RowLease { token: format!("test#{number}") }
+}
+
+async fn connect(url: &str) -> posthaste_core::Result<SqliteStore> {
+    SqliteStore::connect(url, Tables::new("outbox".parse().unwrap()), &Options::default()).await
+}
+
+/// Enqueues and commits, and gives the sequences.
+async fn enqueue(store: &SqliteStore, events: &[Event]) -> Vec<i64> {
+    let mut transaction = store.pool().begin().await.unwrap();
+    let enqueued = Sqlite::enqueue(&mut transaction, store.tables(), events).await.unwrap();
+    transaction.commit().await.unwrap();
+    enqueued.iter().map(|enqueued| enqueued.sequence).collect()
+}
+
+/// A folder for database files, gone when the test is over.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = env::temp_dir().join(format!("posthaste-sqlite-{}", Uuid::now_v7().simple()));
+        fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+
+    /// A store whose outbox has a name of its own, so that what is logged about it can be told.
+    async fn store(&self, file: &str) -> SqliteStore {
+        let url = format!("sqlite:{}", self.0.join(file).display());
+        let tables = posthaste_testkit::tables::unique("file");
+        SqliteStore::connect(&url, tables, &Options::default()).await.unwrap()
+    }
+
+    async fn migrated(&self, file: &str) -> SqliteStore {
+        let store = self.store(file).await;
+        store.migrate(None).await.unwrap();
+        store
+    }
+
+    /// The application's own pool on the same file.
+    async fn plain(&self, file: &str) -> SqlitePool {
+        SqlitePool::connect(&format!("sqlite:{}", self.0.join(file).display())).await.unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// All statements that this process has sent, as the driver logs them.
+static SENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// The statements of one store from now on.
+struct Statements {
+    table: String,
+}
+
+impl Statements {
+    fn record(store: &SqliteStore) -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| tracing::subscriber::set_global_default(Recorder).unwrap());
+        Self { table: store.tables().name().qualified() }
+    }
+
+    /// Waits for the last one: the driver logs a statement when its thread is done with it.
+    async fn until(&self, last: &str) -> Vec<String> {
+        let find = async {
+            loop {
+                let sent: Vec<_> = SENT
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .iter()
+                    .filter(|statement| statement.contains(&self.table))
+                    .cloned()
+                    .collect();
+                if sent.iter().any(|statement| statement.trim().starts_with(last)) {
+                    return sent;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(10), find).await.unwrap()
+    }
+}
+
+struct Recorder;
+
+impl tracing::Subscriber for Recorder {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "sqlx::query"
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Statement;
+        impl tracing::field::Visit for Statement {
+            fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+                if field.name() == "db.statement" {
+                    SENT.lock().unwrap_or_else(PoisonError::into_inner).push(value.to_owned());
+                }
+            }
+
+            fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn fmt::Debug) {}
+        }
+        event.record(&mut Statement);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
