@@ -16,7 +16,8 @@ pub(crate) async fn open(database: &DatabaseArgs) -> Result<(Arc<dyn Store>, u16
     Ok((store, shards))
 }
 
-fn refuse_missing_file(url: &str) -> Result<()> {
+/// Refuses a SQLite file that is not there; connecting could make it.
+pub(crate) fn refuse_missing_file(url: &str) -> Result<()> {
     if !url.starts_with("sqlite:") || url.contains("mode=memory") {
         return Ok(());
     }

@@ -166,7 +166,7 @@ fn seconds(seconds: f64) -> String {
 
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(header);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
     table
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum Done {
     Tick { tick: Result<Tick>, reserved: i64 },
     Acquired { asked_at: Instant, acquired: Result<Acquired> },
     HandedOver { held: Vec<Held>, result: Result<()> },
-    Unblocked { blocked: Result<Vec<Blocked>> },
+    Unblocked { asked: u64, blocked: Result<Vec<Blocked>> },
     Rested,
 }
 
@@ -109,6 +109,7 @@ pub(crate) struct Driver {
     /// Until when the row leases are ours for certain.
     pub(crate) rows_until: Instant,
     pub(crate) unblocking: bool,
+    pub(crate) unblock_at: Instant,
     pub(crate) stopping: Option<Stopping>,
 }
 
@@ -172,6 +173,7 @@ impl Driver {
             claims: 0,
             expired: None,
             unblocking: false,
+            unblock_at: now,
             stopping: None,
         }
     }
@@ -225,7 +227,7 @@ impl Driver {
         self.settle();
         if self.stopping.is_none() {
             self.read(now);
-            self.unblock();
+            self.unblock(now);
         }
         self.tick(now);
         self.hand_over();
@@ -322,14 +324,7 @@ impl Driver {
                     Err(error) => self.database_failed("handing shards over", &error),
                 }
             }
-            Done::Unblocked { blocked } => {
-                self.unblocking = false;
-                match blocked {
-                    Ok(blocked) if blocked.is_empty() => self.lanes.unblock_global(),
-                    Ok(_) => {}
-                    Err(error) => self.database_failed("looking at blocked lanes", &error),
-                }
-            }
+            Done::Unblocked { asked, blocked } => self.unblocked(asked, blocked),
             Done::Rested => self.resting = false,
         }
         Ok(())

@@ -98,6 +98,6 @@ impl Driver {
 
     pub(crate) fn next_claim(&mut self) -> Arc<RowLease> {
         self.claims += 1;
-        Arc::new(RowLease { token: format!("{}/{}", self.shards.relay.owner(), self.claims) })
+        Arc::new(RowLease { token: format!("{}#{}", self.shards.relay.owner(), self.claims) })
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste_core::store::{Due, Fetched, Page, Position, RelayOrdering, RowLease};
+use posthaste_core::store::{Blocked, Due, Fetched, Page, Position, RelayOrdering, RowLease};
 
 use crate::{
     Config,
@@ -268,9 +268,10 @@ impl Driver {
     }
 
     /// Under `global` nothing tells that an operator removed what blocks the one lane: ask.
-    pub(crate) fn unblock(&mut self) {
+    pub(crate) fn unblock(&mut self, now: Instant) {
         if self.config.ordering != RelayOrdering::Global
             || self.unblocking
+            || now < self.unblock_at
             || !self.source.exhausted()
             || !self.lanes.blocked()
             || self.lanes.in_flight() > 0
@@ -280,11 +281,24 @@ impl Driver {
             return;
         }
         self.unblocking = true;
+        self.unblock_at = now + self.config.busy_interval;
         let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
-        let pause = self.config.busy_interval;
+        let asked = self.lanes.happenings();
         self.tasks.spawn(async move {
-            tokio::time::sleep(pause).await;
-            Done::Unblocked { blocked: store.read_blocked(&shards).await }
+            Done::Unblocked { asked, blocked: store.read_blocked(&shards).await }
         });
+    }
+
+    /// The answer counts only when nothing has happened since it was asked for: a lane that was
+    /// freed and blocked again in between is blocked.
+    pub(crate) fn unblocked(&mut self, asked: u64, blocked: posthaste_core::Result<Vec<Blocked>>) {
+        self.unblocking = false;
+        match blocked {
+            Ok(blocked) if blocked.is_empty() && asked == self.lanes.happenings() => {
+                self.lanes.unblock_global();
+            }
+            Ok(_) => {}
+            Err(error) => self.database_failed("looking at blocked lanes", &error),
+        }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The three databases have a file each with the same functions in the same order.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, path::PathBuf, time::Duration};
 
 use posthaste::{Dialect, Error, ErrorKind, stores::Tables};
 use uuid::Uuid;
@@ -108,6 +108,11 @@ pub(super) trait Target: Dialect {
         url.to_owned()
     }
 
+    /// The database's file, when it is one and is not there yet.
+    fn missing_file(_url: &str) -> Option<PathBuf> {
+        None
+    }
+
     /// Runs plain SQL, any number of statements.
     fn execute(connection: &mut Self::Connection, sql: String) -> impl Done<()>;
 
@@ -196,6 +201,11 @@ pub(super) trait Target: Dialect {
 pub(super) trait Done<T>: Future<Output = sqlx::Result<T>> + Send {}
 
 impl<T, F: Future<Output = sqlx::Result<T>> + Send> Done<T> for F {}
+
+/// A UUID that the database keeps as text.
+pub(super) fn uuid(text: &str) -> sqlx::Result<Uuid> {
+    Uuid::try_parse(text).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
 
 /// An error of the driver as one of ours: what was being done, and the cause.
 pub(super) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {

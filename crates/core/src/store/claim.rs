@@ -6,7 +6,7 @@ use crate::Result;
 /// A claim on rows: its token fences every later write to them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RowLease {
-    /// What stands in `locked_by`: the relay's owner text and the number of the claim.
+    /// What stands in `locked_by`: the relay's owner text, `#`, and the number of the claim.
     pub token: String,
 }
 

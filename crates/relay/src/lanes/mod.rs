@@ -246,6 +246,11 @@ impl Lanes {
         self.in_flight
     }
 
+    /// Rises with everything that can block or free a lane.
+    pub fn happenings(&self) -> u64 {
+        self.stats.delivered + self.stats.retried + self.stats.dead
+    }
+
     /// Events in memory.
     pub fn in_memory(&self) -> usize {
         self.known.len()

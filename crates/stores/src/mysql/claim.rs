@@ -145,8 +145,8 @@ impl Claim for MySqlStore {
             let rows: Vec<(i64, String)> =
                 query.fetch_all(&self.pool).await.map_err(failed("renewing row leases"))?;
             for rows in rows.chunks(LIST) {
-                let mut query = sqlx::query(self.listing(RENEW_ROWS, rows.len()))
-                    .bind(micros(relay.lease));
+                let mut query =
+                    sqlx::query(self.listing(RENEW_ROWS, rows.len())).bind(micros(relay.lease));
                 let rows: Vec<(i64, &str)> = rows.iter().map(|row| (row.0, &*row.1)).collect();
                 for (sequence, _) in padded(&rows) {
                     query = query.bind(sequence);
@@ -162,8 +162,7 @@ impl Claim for MySqlStore {
 
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
         for sequences in sequences.chunks(LIST) {
-            let mut query =
-                sqlx::query(self.listing(UNCLAIM, sequences.len())).bind(&lease.token);
+            let mut query = sqlx::query(self.listing(UNCLAIM, sequences.len())).bind(&lease.token);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }

@@ -6,9 +6,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
-    store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
-    },
+    store::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
 };
 use sqlx::{MySql, Row, mysql::MySqlArguments, mysql::MySqlRow, query::Query};
 use uuid::Uuid;
@@ -289,7 +287,8 @@ impl Inspect for MySqlStore {
         );
 
         let mark = self.lowest_mark().await?;
-        let late = self.unmarked(&mark.context, mark.sequence).await?.first().map_or(i64::MAX, |s| s - 1);
+        let late =
+            self.unmarked(&mark.context, mark.sequence).await?.first().map_or(i64::MAX, |s| s - 1);
         let fresh: Option<i64> = sqlx::query_scalar(self.tables.sql(FRESH))
             .bind(mark.sequence.min(late))
             .fetch_optional(&self.pool)

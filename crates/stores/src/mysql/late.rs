@@ -94,10 +94,7 @@ impl MySqlStore {
             Some(row) => row.1,
             None => self.time().await?,
         };
-        Ok(Look {
-            at: at + 1,
-            present: rows.into_iter().map(|row| row.0).collect(),
-        })
+        Ok(Look { at: at + 1, present: rows.into_iter().map(|row| row.0).collect() })
     }
 
     /// The second up to which gaps are closed: whatever was missing then stays missing. `oldest`
@@ -150,11 +147,7 @@ impl MySqlStore {
             .execute(&mut *connection)
             .await
             .map_err(failed("looking at open transactions"))?;
-        let answer = sqlx::query_as(OPEN)
-            .bind(oldest)
-            .bind(oldest)
-            .fetch_one(connection)
-            .await;
+        let answer = sqlx::query_as(OPEN).bind(oldest).bind(oldest).fetch_one(connection).await;
         let (fresh, now, begun): (i64, i64, Option<i64>) = match answer {
             Ok(answer) => answer,
             Err(error) if NOT_SHOWN.contains(&number(&error)) => return Ok(None),
@@ -164,10 +157,7 @@ impl MySqlStore {
     }
 
     /// What is visible in these gaps by now, in order, and whether it is fresh.
-    pub(super) async fn probe(
-        &self,
-        gaps: impl Iterator<Item = Gap>,
-    ) -> Result<Vec<(i64, bool)>> {
+    pub(super) async fn probe(&self, gaps: impl Iterator<Item = Gap>) -> Result<Vec<(i64, bool)>> {
         const PROBE_GAPS: &str = "
             select sequence, sent_at is null and dead_at is null and discarded_at is null
                 and not_before is null

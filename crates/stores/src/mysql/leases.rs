@@ -10,9 +10,9 @@ use posthaste_core::{
     Result,
     store::{Census, Held, Leases, LiveRelay, Position, Relay, ShardLease},
 };
-use sqlx::MySqlConnection;
+use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::{MySqlStore, micros, padded};
+use super::{ClaimStyle, MySqlStore, met_a_lock, micros, padded};
 use crate::failure::failed;
 
 #[async_trait]
@@ -160,13 +160,16 @@ impl MySqlStore {
     }
 }
 
+/// Shard, epoch, mark with its context, and who did not release it.
+type FreeShard = (i32, i64, i64, String, Option<String>);
+
 const FREE: &str = "
     select shard, epoch, mark, mark_context, locked_by
     from {shards}
     where tenant_group = '' and shard in ({list})
         and (locked_by is null or locked_until < utc_timestamp(6))
     order by shard
-    for update {skip_locked}";
+    for update {passing}";
 
 const TAKE: &str = "
     update {shards}
@@ -187,12 +190,7 @@ impl MySqlStore {
         relay: &Relay,
         wanted: &[u16],
     ) -> Result<Vec<ShardLease>> {
-        let mut query = sqlx::query_as(self.locking(FREE, wanted.len()).await?);
-        for shard in padded(wanted) {
-            query = query.bind(shard);
-        }
-        let free: Vec<(i32, i64, i64, String, Option<String>)> =
-            query.fetch_all(&mut *connection).await.map_err(failed("acquiring shards"))?;
+        let free = self.lock_free_shards(connection, wanted).await?;
         if free.is_empty() {
             return Ok(Vec::new());
         }
@@ -210,15 +208,39 @@ impl MySqlStore {
                 reserved.insert(owner.to_owned(), self.reserved(connection, owner).await?);
             }
         }
-        let lease = |(shard, epoch, mark, context, previous): (_, _, _, _, Option<String>)| {
-            let shard: i32 = shard;
-            ShardLease {
-                held: Held { shard: shard as u16, epoch: epoch + 1 },
-                mark: Position { sequence: mark, context },
-                suspect_to: previous.and_then(|owner| reserved.get(&owner).copied()),
-            }
+        let lease = |(shard, epoch, mark, context, previous): FreeShard| ShardLease {
+            held: Held { shard: shard as u16, epoch: epoch + 1 },
+            mark: Position { sequence: mark, context },
+            suspect_to: previous.and_then(|owner| reserved.get(&owner).copied()),
         };
         Ok(free.into_iter().map(lease).collect())
+    }
+
+    /// Locks those that are free and that nobody else is taking.
+    async fn lock_free_shards(
+        &self,
+        connection: &mut MySqlConnection,
+        wanted: &[u16],
+    ) -> Result<Vec<FreeShard>> {
+        let style = self.claim_style().await?;
+        let (passing, at_once) = match style {
+            ClaimStyle::SkipLocked => ("skip locked", wanted.len()),
+            ClaimStyle::Token => ("nowait", 1),
+        };
+        let mut free = Vec::new();
+        for wanted in wanted.chunks(at_once) {
+            let sql = self.listing(FREE, wanted.len()).0.replace("{passing}", passing);
+            let mut query = sqlx::query_as(AssertSqlSafe(sql));
+            for shard in padded(wanted) {
+                query = query.bind(shard);
+            }
+            match query.fetch_all(&mut *connection).await {
+                Ok(rows) => free.extend(rows),
+                Err(error) if met_a_lock(&error) => {}
+                Err(error) => return Err(failed("acquiring shards")(error)),
+            }
+        }
+        Ok(free)
     }
 
     async fn reserved(&self, connection: &mut MySqlConnection, owner: &str) -> Result<i64> {

@@ -143,7 +143,8 @@ impl MySqlStore {
         Ok(*self.claim_style.get_or_init(|| style_of(&version)))
     }
 
-    /// A statement with a list of so many places, in the way that this server locks.
+    /// A statement with a list of so many places that passes over rows which somebody has locked,
+    /// or waits for them where the server cannot.
     async fn locking(
         &self,
         template: &'static str,
@@ -202,6 +203,11 @@ fn micros(span: Duration) -> i64 {
     const CENTURY: u128 = 100 * 366 * 86_400 * 1_000_000;
 
     span.as_micros().min(CENTURY) as i64
+}
+
+/// Whether `nowait` met a lock: as MariaDB says it, and as MySQL and TiDB do.
+fn met_a_lock(error: &sqlx::Error) -> bool {
+    matches!(number(error), 1205 | 3572)
 }
 
 /// The server's number of an error; 0 when the error is not the server's.

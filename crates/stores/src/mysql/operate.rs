@@ -11,13 +11,13 @@ use posthaste_core::{
     status::Step,
     store::{Filter, Operate, Purged, Selection},
 };
-use sqlx::{MySqlConnection, Row, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 use uuid::Uuid;
 
 use super::{
-    LIST, MySqlStore,
+    ClaimStyle, LIST, MySqlStore,
     inspect::{matches_filter, with_filter},
-    micros, padded,
+    met_a_lock, micros, padded,
     row::{status, status_of, unsettled},
 };
 use crate::failure::failed;
@@ -29,9 +29,7 @@ impl Operate for MySqlStore {
         let mut transaction = self.begin("replaying").await?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Replay).await?,
-            Selection::Matching { .. } => {
-                self.pick(&mut transaction, &found, Step::Replay).await?
-            }
+            Selection::Matching { .. } => self.pick(&mut transaction, &found, Step::Replay).await?,
         };
         let replayed = self.write_picked(&mut transaction, REPLAY, &picked).await?;
         transaction.commit().await.map_err(failed("replaying"))?;
@@ -106,7 +104,7 @@ const PICK_ONE: &str =
 const PICK: &str = concat!(
     "select ",
     picked!(),
-    " from {events} e where e.sequence in ({list}) order by e.sequence for update {skip_locked}"
+    " from {events} e where e.sequence in ({list}) order by e.sequence for update {passing}"
 );
 
 const FIND_DEAD: &str = concat!(
@@ -214,20 +212,61 @@ impl MySqlStore {
         found: &[i64],
         step: Step,
     ) -> Result<Vec<Picked>> {
-        let mut picked = Vec::with_capacity(found.len());
-        for sequences in found.chunks(LIST) {
-            let mut query = sqlx::query(self.locking(PICK, sequences.len()).await?);
-            for sequence in padded(sequences) {
-                query = query.bind(sequence);
+        let mut picked = self.lock_free(connection, PICK, found, None).await?;
+        picked.retain(|row| row.status.after(step).is_ok());
+        Ok(picked)
+    }
+}
+
+impl MySqlStore {
+    /// Locks those of these rows that nobody else has locked. Never waits.
+    async fn lock_free(
+        &self,
+        connection: &mut MySqlConnection,
+        template: &'static str,
+        sequences: &[i64],
+        older_than: Option<i64>,
+    ) -> Result<Vec<Picked>> {
+        let mut picked = Vec::with_capacity(sequences.len());
+        for sequences in sequences.chunks(LIST) {
+            match self.lock_all(connection, template, sequences, older_than).await {
+                Ok(rows) => picked.extend(rows),
+                // Without `skip locked` one row that is locked refuses them all.
+                Err(error) if met_a_lock(&error) => {
+                    for sequence in sequences {
+                        match self.lock_all(connection, template, &[*sequence], older_than).await {
+                            Ok(rows) => picked.extend(rows),
+                            Err(error) if met_a_lock(&error) => {}
+                            Err(error) => return Err(failed("locking events")(error)),
+                        }
+                    }
+                }
+                Err(error) => return Err(failed("locking events")(error)),
             }
-            let rows = query
-                .try_map(|row: MySqlRow| Picked::of(&row))
-                .fetch_all(&mut *connection)
-                .await
-                .map_err(failed("locking events"))?;
-            picked.extend(rows.into_iter().filter(|row| row.status.after(step).is_ok()));
         }
         Ok(picked)
+    }
+
+    async fn lock_all(
+        &self,
+        connection: &mut MySqlConnection,
+        template: &'static str,
+        sequences: &[i64],
+        older_than: Option<i64>,
+    ) -> sqlx::Result<Vec<Picked>> {
+        let passing = match self.claim_style.get() {
+            Some(ClaimStyle::Token) => "nowait",
+            _ => "skip locked",
+        };
+        let sql = self.listing(template, sequences.len()).0.replace("{passing}", passing);
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for sequence in padded(sequences) {
+            query = query.bind(sequence);
+        }
+        if let Some(micros) = older_than {
+            query = query.bind(micros);
+        }
+        query.try_map(|row: MySqlRow| Picked::of(&row)).fetch_all(connection).await
     }
 }
 
@@ -325,7 +364,7 @@ const LOCK_OLD: &str = concat!(
     " from {events} e
     where e.sequence in ({list})
         and coalesce(e.sent_at, e.discarded_at) < timestampadd(microsecond, -?, utc_timestamp(6))
-    for update {skip_locked}"
+    for update {passing}"
 );
 
 const MOVE_POSITION: &str = "
@@ -382,16 +421,8 @@ impl MySqlStore {
         let mut deleted = 0;
         for sequences in candidates.chunks(LIST) {
             let mut transaction = self.begin("purging").await?;
-            let mut query = sqlx::query(self.locking(LOCK_OLD, sequences.len()).await?);
-            for sequence in padded(sequences) {
-                query = query.bind(sequence);
-            }
-            let picked = query
-                .bind(micros(retention))
-                .try_map(|row: MySqlRow| Picked::of(&row))
-                .fetch_all(&mut *transaction)
-                .await
-                .map_err(failed("purging"))?;
+            let older_than = Some(micros(retention));
+            let picked = self.lock_free(&mut transaction, LOCK_OLD, sequences, older_than).await?;
             deleted += self.write_picked(&mut transaction, DELETE, &picked).await?;
             transaction.commit().await.map_err(failed("purging"))?;
         }

@@ -67,8 +67,7 @@ impl Read for MySqlStore {
         };
         let closed = self.closed(oldest).await?;
         let behind = |gap: Gap| {
-            (gap.first <= from.sequence)
-                .then(|| Gap { last: gap.last.min(from.sequence), ..gap })
+            (gap.first <= from.sequence).then(|| Gap { last: gap.last.min(from.sequence), ..gap })
         };
         let visible = self.probe(gaps.iter().filter_map(behind)).await?;
         let visible: Vec<i64> = visible.into_iter().map(|(sequence, _)| sequence).collect();
@@ -103,11 +102,12 @@ impl Read for MySqlStore {
             }
         }
         rows.truncate(limit);
-        let next: Option<i64> = bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards)
-            .fetch_optional(&self.pool)
-            .await
-            .and_then(|row| row.map(|row| row.try_get(0)).transpose())
-            .map_err(failed("reading due events"))?;
+        let next: Option<i64> =
+            bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards)
+                .fetch_optional(&self.pool)
+                .await
+                .and_then(|row| row.map(|row| row.try_get(0)).transpose())
+                .map_err(failed("reading due events"))?;
         Ok(Due { rows, next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)) })
     }
 
@@ -272,10 +272,7 @@ impl MySqlStore {
             .and_then(|rows| fetched_all(&rows, count))
             .map_err(failed("reading ahead"))?;
         let end = rows.last().filter(|_| rows.len() == limit).map(|last| last.sequence);
-        Ok(Rows {
-            rows: rows.into_iter().filter(|row| shards.contains(&row.shard)).collect(),
-            end,
-        })
+        Ok(Rows { rows: rows.into_iter().filter(|row| shards.contains(&row.shard)).collect(), end })
     }
 
     async fn rows_of(&self, shards: &[u16], sequences: &[i64]) -> Result<Vec<Fetched>> {

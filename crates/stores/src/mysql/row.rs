@@ -183,10 +183,8 @@ fn key_text(row: &StoredRow) -> Option<String> {
     match (row.ordering_key.as_deref(), row.aggregate_id.as_deref()) {
         (Some(""), _) | (None, None) => None,
         (Some(key), _) => Some(key.to_owned()),
-        (None, Some(id)) => Some(derived_key(
-            row.tenant.as_deref().unwrap_or(""),
-            &row.aggregate_type,
-            id,
-        )),
+        (None, Some(id)) => {
+            Some(derived_key(row.tenant.as_deref().unwrap_or(""), &row.aggregate_type, id))
+        }
     }
 }

@@ -10,8 +10,7 @@ use super::{MySqlStore, number};
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-const MIGRATIONS: [(i32, &str); 1] =
-    [(1, include_str!("../../migrations/mysql/0001_outbox.sql"))];
+const MIGRATIONS: [(i32, &str); 1] = [(1, include_str!("../../migrations/mysql/0001_outbox.sql"))];
 
 /// The version that this binary knows.
 const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;

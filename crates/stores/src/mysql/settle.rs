@@ -161,8 +161,7 @@ impl MySqlStore {
         let mut found = HashMap::with_capacity(batch.len());
         for chunk in batch.chunks(LIST) {
             let sequences: Vec<i64> = chunk.iter().map(|settlement| settlement.sequence).collect();
-            let mut query =
-                sqlx::query(self.listing(ROWS, sequences.len())).bind(&lease.token);
+            let mut query = sqlx::query(self.listing(ROWS, sequences.len())).bind(&lease.token);
             for sequence in padded(&sequences) {
                 query = query.bind(sequence);
             }

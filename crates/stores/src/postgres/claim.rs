@@ -14,11 +14,7 @@ use posthaste_core::{
 };
 use sqlx::{Row, postgres::PgRow};
 
-use super::{
-    PostgresStore, micros,
-    read::in_order,
-    row::COLUMNS,
-};
+use super::{PostgresStore, micros, read::in_order, row::COLUMNS};
 use crate::failure::failed;
 
 #[async_trait]

@@ -6,9 +6,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
-    store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
-    },
+    store::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
 };
 use sqlx::{
     AssertSqlSafe, Postgres, Row,
@@ -352,9 +350,7 @@ impl Inspect for PostgresStore {
                 Ok(ShardRecord {
                     shard: row.try_get::<i32, _>(0)? as u16,
                     locked_by: row.try_get(1)?,
-                    locked_until: row
-                        .try_get::<Option<Micros>, _>(2)?
-                        .and_then(Micros::timestamp),
+                    locked_until: row.try_get::<Option<Micros>, _>(2)?.and_then(Micros::timestamp),
                     epoch: row.try_get(3)?,
                     mark: row.try_get(4)?,
                 })

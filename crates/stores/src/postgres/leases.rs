@@ -207,10 +207,7 @@ impl PostgresStore {
             .bind(micros(relay.lease))
             .try_map(|row: PgRow| {
                 Ok(ShardLease {
-                    held: Held {
-                        shard: row.try_get::<i32, _>(0)? as u16,
-                        epoch: row.try_get(1)?,
-                    },
+                    held: Held { shard: row.try_get::<i32, _>(0)? as u16, epoch: row.try_get(1)? },
                     mark: Position { sequence: row.try_get(2)?, context: row.try_get(3)? },
                     suspect_to: row.try_get(4)?,
                 })

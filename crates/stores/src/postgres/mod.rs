@@ -74,13 +74,7 @@ impl PostgresStore {
 
     /// Uses the application's pool.
     pub fn new(pool: PgPool, tables: Tables) -> Self {
-        Self {
-            pool,
-            tables,
-            listen_url: None,
-            shards: Arc::default(),
-            claimed: Arc::default(),
-        }
+        Self { pool, tables, listen_url: None, shards: Arc::default(), claimed: Arc::default() }
     }
 
     /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own
@@ -113,8 +107,7 @@ impl PostgresStore {
 }
 
 fn connect_options(url: &str) -> Result<PgConnectOptions> {
-    let options =
-        PgConnectOptions::from_str(url).map_err(failed("reading the PostgreSQL URL"))?;
+    let options = PgConnectOptions::from_str(url).map_err(failed("reading the PostgreSQL URL"))?;
     Ok(match options.get_application_name() {
         Some(_) => options,
         None => options.application_name("posthaste"),

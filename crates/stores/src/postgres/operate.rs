@@ -11,12 +11,7 @@ use posthaste_core::{
 use sqlx::{PgConnection, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{
-    PostgresStore,
-    inspect::with_filter,
-    micros,
-    row::status_of,
-};
+use super::{PostgresStore, inspect::with_filter, micros, row::status_of};
 use crate::failure::failed;
 
 #[async_trait]
@@ -75,7 +70,8 @@ impl Operate for PostgresStore {
 /// A row that an operator's step has locked, as it stood before.
 struct Picked {
     sequence: i64,
-    /// The lane that it blocks, with its destination.
+    /// The lane that waits for it, with its destination: it blocks the lane, or was just set free
+    /// to take the lane on.
     blocks: Option<(i64, String)>,
 }
 
@@ -94,7 +90,8 @@ impl Picked {
 /// What [`Picked`] is made of.
 macro_rules! picked {
     () => {
-        "e.sequence, e.lane, e.destination, e.wait in ('retry', 'parked', 'suspect')"
+        "e.sequence, e.lane, e.destination, \
+         e.wait in ('retry', 'parked', 'suspect') or e.wait = 'held' and e.not_before < 'infinity'"
     };
 }
 
@@ -213,11 +210,7 @@ impl PostgresStore {
             .map_err(failed("looking for events to discard"))
     }
 
-    async fn replay_picked(
-        &self,
-        connection: &mut PgConnection,
-        picked: &[Picked],
-    ) -> Result<u64> {
+    async fn replay_picked(&self, connection: &mut PgConnection, picked: &[Picked]) -> Result<u64> {
         // A dead event that parks its lane comes back as the lane's head, not as an exempt replay.
         const REPLAY: &str = "
             update {events}

@@ -71,11 +71,7 @@ impl Read for PostgresStore {
         let caught_up = rows.len() < limit;
         let last = rows.last().map_or(from.sequence, |row| row.sequence);
         let sequence = if caught_up { last.max(newest) } else { last };
-        Ok(Page {
-            rows,
-            position: Position { sequence, context: from.context.clone() },
-            caught_up,
-        })
+        Ok(Page { rows, position: Position { sequence, context: from.context.clone() }, caught_up })
     }
 
     async fn read_late(&self, shards: &[u16], from: &Position) -> Result<Page> {

@@ -12,8 +12,7 @@ use sqlx::{
     encode::IsNull,
     error::BoxDynError,
     postgres::{
-        PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef,
-        types::Oid,
+        PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid,
     },
 };
 
@@ -33,12 +32,7 @@ pub(super) const COLUMNS: usize = 21;
 /// The columns of `e` that make an [`EventRecord`].
 macro_rules! record_columns {
     () => {
-        concat!(
-            columns!(),
-            ", ",
-            status!(),
-            ", e.sent_at, e.dead_at, e.last_error, e.locked_by"
-        )
+        concat!(columns!(), ", ", status!(), ", e.sent_at, e.dead_at, e.last_error, e.locked_by")
     };
 }
 

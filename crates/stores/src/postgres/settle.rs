@@ -95,10 +95,9 @@ impl<'b> Outcomes<'b> {
                         ..failure(destination, *key)
                     });
                 }
-                Verdict::Dead { error, destination, parked } => outcomes.dead.push(Failure {
-                    error: error_text(error),
-                    ..failure(destination, *parked)
-                }),
+                Verdict::Dead { error, destination, parked } => outcomes
+                    .dead
+                    .push(Failure { error: error_text(error), ..failure(destination, *parked) }),
                 Verdict::Held { destination, key } => {
                     outcomes.held.push(failure(destination, Some(*key)));
                 }
@@ -126,6 +125,34 @@ const LONGEST_WAIT: Duration = Duration::from_hours(100 * 365 * 24);
 /// The error as it is kept: cut, and without the one character that `text` cannot hold.
 fn error_text(error: &str) -> String {
     cut_error(error).replace('\0', "")
+}
+
+/// The leases that are still held, locked until the transaction ends.
+macro_rules! lease {
+    () => {
+        "with lease as materialized (
+            select shard from {shards}
+            where tenant_group = '' and locked_by = $1
+              and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+            order by shard
+            for share
+        )"
+    };
+}
+
+/// The outcomes `t` that an update of `e` writes, as far as there is a right to it. All kinds take
+/// the same values; not all use the relay's name.
+macro_rules! given {
+    () => {
+        concat!(
+            "from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
+                $9::text[], $10::text[])
+                as t (sequence, attempts, after, wait, lane, destination, error)
+            where e.sequence = t.sequence and $3::text is not null
+              and (e.shard = any($1) or e.locked_by = $2) and ",
+            unsettled!()
+        )
+    };
 }
 
 /// The right under which rows other than sent ones are written: one of the two is given.
@@ -169,33 +196,20 @@ impl PostgresStore {
         keep_sent: bool,
     ) -> Result<Vec<i32>> {
         const MARK: &str = concat!(
-            "with lease as materialized (
-                select shard from {shards}
-                where tenant_group = '' and locked_by = $1
-                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
-                order by shard
-                for share
-            ),
-            done as (
+            lease!(),
+            ", done as (
                 update {events} e
                 set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
                     locked_by = null, locked_until = null
                 where e.sequence = any($4) and e.shard = any(array(select shard from lease))
                   and ",
             unsettled!(),
-            "
-            )
+            ")
             select array(select shard from lease)"
         );
         const DELETE: &str = concat!(
-            "with lease as materialized (
-                select shard from {shards}
-                where tenant_group = '' and locked_by = $1
-                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
-                order by shard
-                for share
-            ),
-            done as (
+            lease!(),
+            ", done as (
                 delete from {events} e
                 where e.sequence = any($4) and e.shard = any(array(select shard from lease))
                   and ",
@@ -237,8 +251,7 @@ impl PostgresStore {
         }
         let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
         let sent = self.sent_under_token(&mut transaction, lease, outcomes, keep_sent).await?;
-        let right =
-            Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
+        let right = Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
         let mut written = self.others(&mut transaction, right, outcomes).await?;
         transaction.commit().await.map_err(failed("settling"))?;
         written.extend(sent);
@@ -300,15 +313,9 @@ impl PostgresStore {
                 set attempts = t.attempts, wait = t.wait, lane = t.lane,
                     not_before = clock_timestamp() + t.after * interval '1 microsecond',
                     destination = t.destination, last_error = t.error,
-                    locked_by = null, locked_until = null
-                from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
-                    $9::text[], $10::text[])
-                    as t (sequence, attempts, after, wait, lane, destination, error)
-                where e.sequence = t.sequence and (e.shard = any($1) or e.locked_by = $2)
-                  and ",
-            unsettled!(),
-            "
-                returning e.sequence, e.replay, t.attempts, t.destination, t.error
+                    locked_by = null, locked_until = null ",
+            given!(),
+            " returning e.sequence, e.replay, t.attempts, t.destination, t.error
             ),
             noted as (
                 insert into {attempts} (sequence, replay, attempt, relay, destination, error)
@@ -325,15 +332,9 @@ impl PostgresStore {
                     wait = case when t.lane is not null then 'parked' end,
                     not_before = case when t.lane is not null then timestamptz 'infinity' end,
                     destination = t.destination, last_error = t.error,
-                    locked_by = null, locked_until = null
-                from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
-                    $9::text[], $10::text[])
-                    as t (sequence, attempts, after, wait, lane, destination, error)
-                where e.sequence = t.sequence and (e.shard = any($1) or e.locked_by = $2)
-                  and ",
-            unsettled!(),
-            "
-                returning e.sequence, e.replay, t.attempts, t.destination, t.error
+                    locked_by = null, locked_until = null ",
+            given!(),
+            " returning e.sequence, e.replay, t.attempts, t.destination, t.error
             ),
             noted as (
                 insert into {attempts} (sequence, replay, attempt, relay, destination, error)
@@ -345,28 +346,16 @@ impl PostgresStore {
         const HELD: &str = concat!(
             "update {events} e
             set not_before = 'infinity', wait = 'held', lane = t.lane,
-                destination = t.destination, locked_by = null, locked_until = null
-            from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
-                $9::text[], $10::text[])
-                as t (sequence, attempts, after, wait, lane, destination, error)
-            where e.sequence = t.sequence and $3::text is not null
-              and (e.shard = any($1) or e.locked_by = $2)
-              and ",
-            unsettled!(),
+                destination = t.destination, locked_by = null, locked_until = null ",
+            given!(),
             " returning e.sequence"
         );
         // The row lease stays: the dispatch comes next.
         const SUSPECT: &str = concat!(
             "update {events} e
             set attempts = t.attempts, not_before = clock_timestamp(), wait = 'suspect',
-                lane = t.lane, destination = t.destination
-            from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
-                $9::text[], $10::text[])
-                as t (sequence, attempts, after, wait, lane, destination, error)
-            where e.sequence = t.sequence and $3::text is not null
-              and (e.shard = any($1) or e.locked_by = $2)
-              and ",
-            unsettled!(),
+                lane = t.lane, destination = t.destination ",
+            given!(),
             " returning e.sequence"
         );
         const UNCLAIMED: &str = concat!(
@@ -463,11 +452,7 @@ impl PostgresStore {
                 Verdict::Unclaimed => *free && !*sent && !*dead,
             }
         };
-        Ok(missing
-            .into_iter()
-            .filter(|event| !stands(event))
-            .map(|event| event.sequence)
-            .collect())
+        Ok(missing.into_iter().filter(|event| !stands(event)).map(|event| event.sequence).collect())
     }
 }
 

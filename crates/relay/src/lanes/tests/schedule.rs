@@ -18,6 +18,10 @@ struct Stored {
     attempts: u32,
 }
 
+/// A read under way: its number, what it looks for, what it saw, and how far it went (for the hot
+/// path: the key's previous event).
+type Reading = (u64, Origin, Option<LaneId>, Vec<Fetched>, i64);
+
 /// The table, the relay's lanes, and everything that is under way between them.
 struct World {
     table: BTreeMap<i64, Stored>,
@@ -26,7 +30,7 @@ struct World {
     cursor: i64,
     /// What a crash leaves for the next owner.
     mark: i64,
-    reads: VecDeque<(u64, Origin, Option<LaneId>, Vec<Fetched>, i64)>,
+    reads: VecDeque<Reading>,
     in_flight: Vec<i64>,
     settling: Option<Vec<Unsettled>>,
     /// Order of first acknowledgements.

@@ -1,0 +1,194 @@
+//! `bench drain`: how fast a backlog goes out.
+//!
+//! Relay and baselines take turns, each on tables that were made and filled for it alone.
+
+use posthaste::Result;
+use serde::Serialize;
+
+use super::{
+    args::DrainArgs,
+    ground::Ground,
+    raw, relayed,
+    relayed::Until,
+    report::{
+        Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole,
+    },
+    target::{Target, failed},
+};
+
+#[derive(Serialize)]
+struct Figures<'f> {
+    bench: &'f str,
+    database: &'f str,
+    release: bool,
+    events: u64,
+    payload: usize,
+    keys: u64,
+    ordering: &'f str,
+    batch: usize,
+    deleted: bool,
+    pairs: u64,
+    /// Medians.
+    relay_per_s: f64,
+    raw_per_s: f64,
+    /// Relay to handwritten SQL.
+    ratio: f64,
+    store_per_s: f64,
+    /// Relay to the store's own statements.
+    store_ratio: f64,
+    held_per_s: Option<f64>,
+    /// Relay beside a held snapshot to relay without.
+    held_ratio: Option<f64>,
+    wal_bytes_per_event: Option<f64>,
+    dead_tuples_per_event: Option<f64>,
+    raw_wal_bytes_per_event: Option<f64>,
+    baseline: &'f str,
+    relay_runs: Vec<f64>,
+    raw_runs: Vec<f64>,
+    store_runs: Vec<f64>,
+    held_runs: Vec<f64>,
+}
+
+/// What the runs of one side gave.
+#[derive(Default)]
+struct Side {
+    per_s: Vec<f64>,
+    wal_bytes: Vec<f64>,
+    dead_tuples: Vec<f64>,
+}
+
+pub(super) async fn run<DB: Target>(args: &DrainArgs, ground: &Ground<DB>) -> Result<Report> {
+    let (mut relay, mut by_hand) = (Side::default(), Side::default());
+    let (mut through_store, mut held) = (Side::default(), Side::default());
+    for pair in 1..=args.pairs {
+        let say = |who: &str, side: &Side| {
+            let per_s = side.per_s.last().copied().unwrap_or_default();
+            progress(format_args!("pair {pair} of {}: {who} {}", args.pairs, rate(per_s)));
+        };
+        drain(args, ground, &mut relay, Who::Relay).await?;
+        say("relay", &relay);
+        drain(args, ground, &mut by_hand, Who::ByHand).await?;
+        say("handwritten SQL", &by_hand);
+        drain(args, ground, &mut through_store, Who::ThroughStore).await?;
+        say("store's statements", &through_store);
+        if args.held_snapshot {
+            drain(args, ground, &mut held, Who::RelayBesideSnapshot).await?;
+            say("relay beside a held snapshot", &held);
+        }
+    }
+    Ok(report(args, ground, &relay, &by_hand, &through_store, &held))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Relay,
+    RelayBesideSnapshot,
+    ByHand,
+    ThroughStore,
+}
+
+/// One run on fresh tables.
+async fn drain<DB: Target>(
+    args: &DrainArgs,
+    ground: &Ground<DB>,
+    side: &mut Side,
+    who: Who,
+) -> Result<()> {
+    let (events, delete) = (args.events, args.delete);
+    ground.refill(&ground.tables, events).await?;
+    let mut holder = ground.connection().await?;
+    if who == Who::RelayBesideSnapshot {
+        DB::hold_snapshot(&mut holder).await.map_err(failed("holding a snapshot"))?;
+    }
+    let mut watcher = ground.connection().await?;
+    let counters = async |watcher: &mut DB::Connection, expected| {
+        DB::counters(watcher, &ground.tables, expected).await.map_err(failed("reading counters"))
+    };
+    let before = counters(&mut watcher, 0).await?;
+    let elapsed = match who {
+        Who::Relay | Who::RelayBesideSnapshot => {
+            let store = ground.store(&ground.tables).await?;
+            relayed::run(store, ground.config(delete), events, Until::Settled).await?
+        }
+        Who::ByHand => raw::by_hand(ground, events, delete).await?,
+        Who::ThroughStore => raw::through_store(ground, events, delete).await?,
+    };
+    side.per_s.push(per_second(events, elapsed));
+    let expected = before.map_or(0, |before| before.dead_tuples + events as i64);
+    let after = counters(&mut watcher, expected).await?;
+    if let (Some(before), Some(after)) = (before, after) {
+        let each = |from: i64, to: i64| (to - from) as f64 / events as f64;
+        side.wal_bytes.push(each(before.wal_bytes, after.wal_bytes));
+        side.dead_tuples.push(each(before.dead_tuples, after.dead_tuples));
+    }
+    Ok(())
+}
+
+fn report<DB: Target>(
+    args: &DrainArgs,
+    ground: &Ground<DB>,
+    relay: &Side,
+    by_hand: &Side,
+    through_store: &Side,
+    held: &Side,
+) -> Report {
+    let middle = |values: &[f64]| median(values).map(f64::round);
+    let ratio_to = |base: &Side| median_ratio(&relay.per_s, &base.per_s).map(|r| rounded(r, 3));
+    let baseline = raw::description(ground.ordering, args.delete, ground.batch);
+    let figures = Figures {
+        bench: "drain",
+        database: &ground.version,
+        release: !cfg!(debug_assertions),
+        events: args.events,
+        payload: ground.content.payload.len(),
+        keys: ground.content.keys,
+        ordering: ground.ordering.as_str(),
+        batch: ground.batch,
+        deleted: args.delete,
+        pairs: args.pairs,
+        relay_per_s: middle(&relay.per_s).unwrap_or_default(),
+        raw_per_s: middle(&by_hand.per_s).unwrap_or_default(),
+        ratio: ratio_to(by_hand).unwrap_or_default(),
+        store_per_s: middle(&through_store.per_s).unwrap_or_default(),
+        store_ratio: ratio_to(through_store).unwrap_or_default(),
+        held_per_s: middle(&held.per_s),
+        held_ratio: median_ratio(&held.per_s, &relay.per_s[..held.per_s.len()])
+            .map(|r| rounded(r, 3)),
+        wal_bytes_per_event: middle(&relay.wal_bytes),
+        dead_tuples_per_event: median(&relay.dead_tuples).map(|d| rounded(d, 3)),
+        raw_wal_bytes_per_event: middle(&by_hand.wal_bytes),
+        baseline: &baseline,
+        relay_runs: whole(&relay.per_s),
+        raw_runs: whole(&by_hand.per_s),
+        store_runs: whole(&through_store.per_s),
+        held_runs: whole(&held.per_s),
+    };
+    let kept = if args.delete { "deleted" } else { "kept" };
+    let mut report = Report::new(
+        format!(
+            "drain on {}: {} events of {} bytes, {} keys, ordering {}, sent events {kept}, median \
+             of {} pairs",
+            ground.version,
+            thousands(args.events),
+            figures.payload,
+            thousands(figures.keys),
+            ground.ordering,
+            args.pairs
+        ),
+        &figures,
+    );
+    report.row("relay", rate(figures.relay_per_s), String::new());
+    let ratio = |ratio: f64| format!("relay is {ratio:.2} of it");
+    report.row("handwritten SQL", rate(figures.raw_per_s), ratio(figures.ratio));
+    report.row("store's statements", rate(figures.store_per_s), ratio(figures.store_ratio));
+    if let (Some(per_s), Some(held)) = (figures.held_per_s, figures.held_ratio) {
+        report.row("relay, snapshot held", rate(per_s), format!("{held:.2} of the relay without"));
+    }
+    if let (Some(wal), Some(dead)) = (figures.wal_bytes_per_event, figures.dead_tuples_per_event) {
+        let raw = figures.raw_wal_bytes_per_event.unwrap_or_default();
+        report.row("WAL an event", format!("{wal} bytes"), format!("handwritten: {raw} bytes"));
+        report.row("dead tuples an event", format!("{dead:.2}"), String::new());
+    }
+    report.note(format!("Baseline: {baseline}."));
+    report
+}

@@ -1,0 +1,240 @@
+//! `bench latency`: how long from commit to transport.
+//!
+//! | way | who commits | who tells the relay |
+//! | --- | --- | --- |
+//! | `hot` | our transaction, in the relay's process | the hot path |
+//! | `notify` | our transaction, without a hot path, as in another process | NOTIFY, or the file's change |
+//! | `poll` | a plain transaction of the driver's | nobody: the relay polls |
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use posthaste::{
+    Envelope, Error, ErrorKind, Event, Outbox, Result,
+    relay::Relay,
+    store::RelayOrdering,
+    transport::{Acceptance, Capabilities, Outcome, Transport},
+};
+use serde::Serialize;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::{
+    args::LatencyArgs,
+    ground::Ground,
+    relayed,
+    report::{Percentiles, Report, progress},
+    target::{Target, failed},
+};
+
+/// Events at the start that are not counted: connections are opened, statements prepared.
+const WARM_UP: u64 = 100;
+
+/// What is not delivered so long after the last commit is lost.
+const LOST: Duration = Duration::from_secs(30);
+
+#[derive(Serialize)]
+struct Figures<'f> {
+    bench: &'f str,
+    database: &'f str,
+    release: bool,
+    events: u64,
+    rate: u64,
+    payload: usize,
+    keys: u64,
+    ordering: &'f str,
+    hot: Option<Percentiles>,
+    /// `null` where a relay cannot hear of commits.
+    notify: Option<Percentiles>,
+    /// `null` where a relay cannot help hearing of them.
+    poll: Option<Percentiles>,
+    listen_round_trip_p50_ms: Option<f64>,
+    listen_round_trip: Option<Percentiles>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Hot,
+    Notify,
+    Poll,
+}
+
+pub(super) async fn run<DB: Target>(args: &LatencyArgs, ground: &Ground<DB>) -> Result<Report> {
+    let events = match args.events {
+        Some(events) => events,
+        None => (args.length.as_secs_f64() * args.rate as f64) as u64,
+    };
+    if events == 0 {
+        return Err(Error::invalid("--for is too short for one event; give it some seconds"));
+    }
+    let pause = Duration::from_secs(1).div_f64(args.rate as f64);
+    progress(format_args!("bare LISTEN round trips"));
+    let round_trips = DB::listen_round_trips(&ground.url, "bench_round_trip", events, pause)
+        .await
+        .map_err(failed("listening"))?;
+    let hot = measure(ground, Way::Hot, "hot path", events, pause).await?;
+    let notify = match DB::HEARS {
+        true => measure(ground, Way::Notify, "notify", events, pause).await?,
+        false => None,
+    };
+    let poll = match DB::CAN_BE_DEAF {
+        true => measure(ground, Way::Poll, "poll", events, pause).await?,
+        false => None,
+    };
+    let listen_round_trip = round_trips.and_then(|times| Percentiles::of(&times));
+    let figures = Figures {
+        bench: "latency",
+        database: &ground.version,
+        release: !cfg!(debug_assertions),
+        events,
+        rate: args.rate,
+        payload: ground.content.payload.len(),
+        keys: ground.content.keys,
+        ordering: ground.ordering.as_str(),
+        hot,
+        notify,
+        poll,
+        listen_round_trip_p50_ms: listen_round_trip.map(|times| times.p50_ms),
+        listen_round_trip,
+    };
+    Ok(report(ground, &figures))
+}
+
+fn report<DB: Target>(ground: &Ground<DB>, figures: &Figures<'_>) -> Report {
+    let title = format!(
+        "latency on {}: from commit to transport, {} events each at {} a second, {} bytes, \
+         ordering {}",
+        ground.version, figures.events, figures.rate, figures.payload, ground.ordering
+    );
+    let mut report = Report::new(title, figures);
+    let mut row = |what: &str, times: Option<Percentiles>, missing: &str| {
+        let figure = times.map_or_else(|| missing.to_owned(), |times| times.to_string());
+        report.row(what, figure, String::new());
+    };
+    row("hot path", figures.hot, "");
+    row("notify, across processes", figures.notify, "nothing to listen to here");
+    row("poll", figures.poll, "a relay watches the file itself here");
+    row("bare LISTEN round trip", figures.listen_round_trip, "nothing to listen to here");
+    report
+}
+
+/// One way, with a relay of its own.
+async fn measure<DB: Target>(
+    ground: &Ground<DB>,
+    way: Way,
+    name: &str,
+    events: u64,
+    pause: Duration,
+) -> Result<Option<Percentiles>> {
+    ground.refill(&ground.tables, 1).await?;
+    progress(format_args!("{name}: {events} events"));
+    let arrivals = Arc::new(Arrivals::default());
+    let store = ground.store(&ground.tables).await?;
+    let transport = Arc::clone(&arrivals) as Arc<dyn Transport>;
+    let relay = Relay::new(store, transport, ground.config(false))?;
+    relay.start().await?;
+    relayed::wait(&relay, |stats| stats.delivered >= 1 && stats.idle).await?;
+    let mut outbox = Outbox::<DB>::new(ground.tables.name().clone());
+    if way == Way::Hot {
+        outbox = outbox.with_hot_path(relay.hot_path());
+    }
+    let committed = write(ground, &outbox, way, events + WARM_UP, pause).await?;
+    let arrived = arrivals.all(committed.len() + 1).await?;
+    relay.stop().await?;
+    let times: Vec<Duration> = committed[WARM_UP as usize..]
+        .iter()
+        .filter_map(|(sequence, at)| Some(arrived.get(sequence)?.saturating_duration_since(*at)))
+        .collect();
+    Ok(Percentiles::of(&times))
+}
+
+/// Commits events at the rate. Gives their sequences, and when each commit had returned.
+async fn write<DB: Target>(
+    ground: &Ground<DB>,
+    outbox: &Outbox<DB>,
+    way: Way,
+    events: u64,
+    pause: Duration,
+) -> Result<Vec<(i64, Instant)>> {
+    // The second connection is for notifications.
+    let pool = ground.pool(2).await?;
+    let mut committed = Vec::with_capacity(events as usize);
+    let mut ticks = interval(pause);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for number in 0..events {
+        ticks.tick().await;
+        let event = Event::builder("OrderPlaced")
+            .aggregate("Order", number % ground.content.keys)
+            .bytes("application/json", ground.content.payload.clone());
+        let event = match ground.ordering {
+            RelayOrdering::None => event.unordered().build()?,
+            RelayOrdering::PerKey | RelayOrdering::Global => event.build()?,
+        };
+        let sequence = if way == Way::Poll {
+            let mut transaction = pool.begin().await.map_err(failed("beginning"))?;
+            let enqueued = outbox.enqueue(&mut transaction, event).await?;
+            transaction.commit().await.map_err(failed("committing"))?;
+            enqueued.sequence
+        } else {
+            let mut transaction = outbox.begin(&pool).await?;
+            let enqueued = outbox.enqueue(&mut transaction, event).await?;
+            transaction.commit().await?;
+            enqueued.sequence
+        };
+        committed.push((sequence, Instant::now()));
+    }
+    Ok(committed)
+}
+
+/// Acknowledges at once and notes when each event came.
+#[derive(Default)]
+struct Arrivals {
+    first: Mutex<HashMap<i64, Instant>>,
+}
+
+impl Arrivals {
+    /// Waits until so many events came. Gives when each did.
+    async fn all(&self, count: usize) -> Result<HashMap<i64, Instant>> {
+        let deadline = Instant::now() + LOST;
+        loop {
+            let arrived = self.first.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if arrived.len() >= count {
+                return Ok(arrived);
+            }
+            if Instant::now() > deadline {
+                return Err(Error::new(
+                    ErrorKind::State,
+                    format!("only {} of {count} events arrived within {LOST:?}", arrived.len()),
+                ));
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Transport for Arrivals {
+    fn name(&self) -> &str {
+        "arrivals"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_batch: 500,
+            acceptance: Acceptance::Atomic,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let now = Instant::now();
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        for envelope in batch {
+            first.entry(envelope.sequence).or_insert(now);
+        }
+        vec![Outcome::Delivered; batch.len()]
+    }
+}

@@ -1,0 +1,67 @@
+//! The demo's destination: in memory, a little slow, failing now and then, and allergic to some.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use posthaste::{
+    Envelope,
+    transport::{Outcome, Transport},
+};
+
+use super::ledger::Ledger;
+
+/// The header of an event that is never accepted.
+pub(super) const POISON: &str = "demo-poison";
+
+/// One attempt in so many fails.
+const FAILS: u32 = 25;
+
+pub(super) struct Destination {
+    ledger: Arc<Ledger>,
+}
+
+impl Destination {
+    pub(super) fn new(ledger: Arc<Ledger>) -> Self {
+        Self { ledger }
+    }
+}
+
+#[async_trait]
+impl Transport for Destination {
+    fn name(&self) -> &str {
+        "demo"
+    }
+
+    /// One event a publish, as declared by default.
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for envelope in batch {
+            outcomes.push(self.receive(envelope).await);
+        }
+        outcomes
+    }
+}
+
+impl Destination {
+    async fn receive(&self, envelope: &Envelope) -> Outcome {
+        let arrived = self.ledger.now();
+        // Time in which a later event of the same order would overtake, if the relay let it.
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(..1_000))).await;
+        let event = &envelope.event;
+        if event.headers().contains_key(POISON) {
+            return Outcome::retry("the demo's destination cannot read this event");
+        }
+        if fastrand::u32(..FAILS) == 0 {
+            return Outcome::retry("the demo's destination stumbled, on purpose");
+        }
+        if let Some(order) = order(envelope) {
+            self.ledger.delivered(order, event.id(), arrived);
+        }
+        Outcome::Delivered
+    }
+}
+
+/// Which order an event is about.
+pub(super) fn order(envelope: &Envelope) -> Option<i64> {
+    envelope.event.aggregate_id()?.parse().ok()
+}

@@ -1,0 +1,202 @@
+//! One run: open the shop, start the relay, show the account, close the shop, stop the relay,
+//! drain, check.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use posthaste::{
+    Outbox, Result, Status,
+    backoff::Backoff,
+    relay::{Config, Relay, Retention, Stats},
+    store::{Counts, Filter, Store},
+    stores::Tables,
+};
+use sqlx::{Executor, Pool, pool::PoolOptions};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval, sleep},
+};
+
+use super::{
+    database::{ShopDatabase, create, failed, remove},
+    destination::{Destination, order},
+    ledger::Ledger,
+    screen::{Moment, Screen},
+    shop::Shop,
+    summary::Summary,
+};
+use crate::stop::StopSignal;
+
+/// The failure with this number is an event's last: few, so that poison ends while one watches.
+const MAX_ATTEMPTS: u32 = 5;
+
+/// How long the end waits for what is still to be delivered.
+const DRAIN: Duration = Duration::from_secs(30);
+
+pub(super) struct Demo {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) tables: Tables,
+    pub(super) signal: StopSignal,
+    pub(super) time: Option<Duration>,
+    pub(super) rate: u32,
+}
+
+impl Demo {
+    /// Makes the tables, runs, and drops them, whatever happened in between.
+    pub(super) async fn run<DB: ShopDatabase>(self, url: &str) -> Result<Summary>
+    where
+        for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    {
+        // First, because it makes a file that is not there yet.
+        self.store.migrate(None).await?;
+        let pool: Pool<DB> = PoolOptions::new()
+            .max_connections(4)
+            .connect(url)
+            .await
+            .map_err(failed("the shop could not connect"))?;
+        create(&pool, &self.tables).await?;
+        let tables = self.tables.clone();
+        let ran = self.trade(&pool).await;
+        let removed = remove(&pool, &tables).await;
+        pool.close().await;
+        let summary = ran?;
+        removed.map(|()| summary)
+    }
+
+    async fn trade<DB: ShopDatabase>(mut self, pool: &Pool<DB>) -> Result<Summary> {
+        let ledger = Arc::new(Ledger::new());
+        let relay = self.relay(&ledger)?;
+        relay.start().await?;
+        let shop = Shop {
+            pool: pool.clone(),
+            outbox: Outbox::new(self.tables.name().clone()).with_hot_path(relay.hot_path()),
+            tables: self.tables.clone(),
+            ledger: Arc::clone(&ledger),
+        };
+        let started = Instant::now();
+        let closing = watch::Sender::new(false);
+        let mut trading = tokio::spawn(shop.trade(self.rate, closing.subscribe()));
+        let watched = tokio::select! {
+            watched = self.watch(&relay, &ledger) => watched,
+            // It ends early only when it failed.
+            ended = &mut trading => ended.map_err(super::shop::crashed)?,
+        };
+        closing.send_replace(true);
+        if !trading.is_finished() {
+            trading.await.map_err(super::shop::crashed)??;
+        }
+        let elapsed = started.elapsed();
+        let mut stats = relay.stop().await?;
+        watched?;
+        let counts = self.drain(&ledger, &mut stats).await?;
+        self.note_dead(&ledger, usize::MAX).await?;
+        let (verdict, running, latency) = ledger.close();
+        Ok(Summary {
+            elapsed,
+            running,
+            verdict,
+            latency,
+            retries: stats.retried,
+            pending: counts.new + counts.sending + counts.retry,
+            dead: counts.dead,
+            max_attempts: MAX_ATTEMPTS,
+        })
+    }
+
+    fn relay(&self, ledger: &Arc<Ledger>) -> Result<Relay> {
+        let config = Config {
+            name: "demo".to_owned(),
+            max_attempts: MAX_ATTEMPTS,
+            backoff: Backoff::Exponential {
+                base: Duration::from_millis(50),
+                cap: Duration::from_secs(1),
+            },
+            // A long run is not to fill the disk.
+            retention: Retention { sent: Duration::from_secs(30), dead: None },
+            purge_interval: Some(Duration::from_secs(10)),
+            ..Config::default()
+        };
+        let destination = Destination::new(Arc::clone(ledger));
+        Relay::new(Arc::clone(&self.store), Arc::new(destination), config)
+    }
+
+    /// Draws until the time is up, a signal comes, or the relay has ended by itself.
+    async fn watch(&mut self, relay: &Relay, ledger: &Ledger) -> Result<()> {
+        let started = Instant::now();
+        let mut screen = Screen::new();
+        let mut draw = interval(screen.pace());
+        draw.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut second = interval(Duration::from_secs(1));
+        let mut throughput = Throughput::default();
+        let time_is_up = sleep(self.time.unwrap_or(Duration::MAX));
+        tokio::pin!(time_is_up);
+        while relay.is_running() {
+            tokio::select! {
+                () = self.signal.wait() => break,
+                () = &mut time_is_up => break,
+                _ = second.tick() => {
+                    ledger.next_second();
+                    self.note_dead(ledger, 1).await?;
+                }
+                _ = draw.tick() => {
+                    let (running, latency) = ledger.running();
+                    let elapsed = started.elapsed();
+                    let per_second = throughput.now(elapsed, running.delivered);
+                    let (counts, stats) = (self.store.counts().await?, relay.stats());
+                    screen.draw(&Moment { elapsed, running, per_second, latency, counts, stats });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers what was waiting when the relay stopped: passes by hand until nothing is pending.
+    async fn drain(&self, ledger: &Arc<Ledger>, stats: &mut Stats) -> Result<Counts> {
+        let deadline = Instant::now() + DRAIN;
+        loop {
+            let counts = self.store.counts().await?;
+            if counts.new + counts.sending + counts.retry == 0 || Instant::now() > deadline {
+                return Ok(counts);
+            }
+            stats.retried += self.relay(ledger)?.relay_once().await?.retried;
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Writes down which events the outbox shows as dead: so many pages, newest first.
+    async fn note_dead(&self, ledger: &Ledger, pages: usize) -> Result<()> {
+        let dead = Filter { status: Some(Status::Dead), ..Filter::default() };
+        let mut before = None;
+        for _ in 0..pages {
+            let page = self.store.events(&dead, before, 500).await?;
+            for envelope in page.events.iter().filter_map(|record| record.content.as_ref().ok()) {
+                if let Some(order) = order(envelope) {
+                    ledger.dead(order, envelope.event.id());
+                }
+            }
+            before = page.next;
+            if before.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deliveries a second over the last five.
+#[derive(Default)]
+struct Throughput(VecDeque<(Duration, u64)>);
+
+impl Throughput {
+    fn now(&mut self, elapsed: Duration, delivered: u64) -> f64 {
+        self.0.push_back((elapsed, delivered));
+        while self.0.len() > 2 && elapsed - self.0[0].0 > Duration::from_secs(5) {
+            self.0.pop_front();
+        }
+        let (then, had) = self.0[0];
+        (delivered - had) as f64 / (elapsed - then).as_secs_f64().max(0.001)
+    }
+}

@@ -1,0 +1,148 @@
+//! The live account: redrawn in place on a terminal, a line a second elsewhere.
+
+use std::{
+    io::{IsTerminal, Write},
+    time::Duration,
+};
+
+use posthaste::{relay::Stats, store::Counts};
+
+use super::{latency::Histogram, ledger::Running};
+
+/// What is shown at one moment.
+pub(super) struct Moment {
+    pub(super) elapsed: Duration,
+    pub(super) running: Running,
+    pub(super) per_second: f64,
+    pub(super) latency: Histogram,
+    pub(super) counts: Counts,
+    pub(super) stats: Stats,
+}
+
+/// Where the account is drawn.
+pub(super) struct Screen {
+    in_place: bool,
+    /// Lines of the last drawing, to be drawn over.
+    drawn: usize,
+}
+
+impl Screen {
+    pub(super) fn new() -> Self {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Self { in_place: std::io::stdout().is_terminal() && !dumb, drawn: 0 }
+    }
+
+    /// How often to draw.
+    pub(super) fn pace(&self) -> Duration {
+        if self.in_place { Duration::from_millis(250) } else { Duration::from_secs(1) }
+    }
+
+    pub(super) fn draw(&mut self, moment: &Moment) {
+        let mut out = String::new();
+        if self.in_place {
+            if self.drawn > 0 {
+                out += &format!("\x1b[{}A", self.drawn);
+            }
+            let lines = lines(moment);
+            self.drawn = lines.len();
+            for line in lines {
+                out += &format!("\x1b[2K{line}\n");
+            }
+        } else {
+            out = format!("{}\n", line(moment));
+        }
+        // A closed output must not end the run: the check's result is in the exit code.
+        let mut stdout = std::io::stdout().lock();
+        let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+    }
+}
+
+/// For a terminal; no line is longer than 80 columns, or it could not be drawn over.
+fn lines(moment: &Moment) -> Vec<String> {
+    let Moment { elapsed, running, per_second, latency, counts, stats } = moment;
+    let Running { orders, committed, delivered, rolled_back } = running;
+    let backlog = counts.new + counts.sending + counts.retry;
+    let row = |name: &str, figure: String, rest: String| format!("  {name:<14}{figure:>10}  {rest}");
+    vec![
+        format!("  running for {} s; Ctrl-C stops", elapsed.as_secs()),
+        String::new(),
+        row("orders", number(*orders), format!("{} rolled back on purpose", number(*rolled_back))),
+        row("committed", number(*committed), "events, each in its order's transaction".into()),
+        row("delivered", number(*delivered), format!("{} events/s", number(*per_second as u64))),
+        row(
+            "latency p50",
+            millis(latency.quantile(0.5)),
+            "from commit to destination, last 5 s".into(),
+        ),
+        row("latency p99", millis(latency.quantile(0.99)), "with the waits of retried events".into()),
+        row("backlog", number(backlog), format!("of them to be tried again: {}", counts.retry)),
+        row("retries", number(stats.retried), "the destination stumbles on purpose".into()),
+        row("held", number(stats.held), "waited behind a failed event of their order".into()),
+        row("dead letters", number(counts.dead), "poison on purpose, kept for an operator".into()),
+    ]
+}
+
+fn line(moment: &Moment) -> String {
+    let Moment { elapsed, running, per_second, latency, counts, stats } = moment;
+    format!(
+        "{:>4} s  committed {}  delivered {} ({}/s)  p50 {}  p99 {}  backlog {}  retries {}  \
+         held {}  dead {}",
+        elapsed.as_secs(),
+        number(running.committed),
+        number(running.delivered),
+        number(*per_second as u64),
+        millis(latency.quantile(0.5)),
+        millis(latency.quantile(0.99)),
+        counts.new + counts.sending + counts.retry,
+        stats.retried,
+        stats.held,
+        counts.dead,
+    )
+}
+
+/// With a comma at the thousands.
+pub(super) fn number(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+pub(super) fn millis(latency: Option<Duration>) -> String {
+    match latency.map(|latency| latency.as_secs_f64() * 1e3) {
+        None => "-".to_owned(),
+        Some(millis) if millis < 10.0 => format!("{millis:.2} ms"),
+        Some(millis) => format!("{millis:.0} ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_is_too_long_to_be_drawn_over() {
+        let huge = u64::MAX / 1_000_000_000;
+        let moment = Moment {
+            elapsed: Duration::from_secs(1_000_000),
+            running: Running { orders: huge, committed: huge, delivered: huge, rolled_back: huge },
+            per_second: 1e6,
+            latency: Histogram::default(),
+            counts: Counts { new: huge, sending: 0, retry: huge, dead: 999_999 },
+            stats: Stats::default(),
+        };
+        for line in lines(&moment) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn thousands_have_a_comma() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(number), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,94 @@
+//! The end of a demo: what happened, what the checker found, and how it was checked.
+
+use std::time::Duration;
+
+use posthaste::{Error, ErrorKind, Result};
+
+use super::{
+    latency::Histogram,
+    ledger::{Running, Verdict},
+    screen::{millis, number},
+};
+
+/// All that the summary tells.
+pub(super) struct Summary {
+    pub(super) elapsed: Duration,
+    pub(super) running: Running,
+    pub(super) verdict: Verdict,
+    pub(super) latency: Histogram,
+    pub(super) retries: u64,
+    /// Events that could still be delivered when the drain ended.
+    pub(super) pending: u64,
+    /// Dead letters that the outbox shows.
+    pub(super) dead: u64,
+    pub(super) max_attempts: u32,
+}
+
+impl Summary {
+    pub(super) fn print(&self) {
+        let Self { running, verdict, .. } = self;
+        let count = |count: usize| number(count as u64);
+        let row = |name: &str, figure: String, rest: &str| {
+            println!("{}", format!("  {name:<14}{figure:>10}  {rest}").trim_end());
+        };
+        println!("\nafter {:.1} s and a graceful stop:\n", self.elapsed.as_secs_f64());
+        row("orders", number(running.orders), "each a key with its own order of events");
+        row("committed", count(verdict.committed), "events, each in its order's transaction");
+        row("delivered", count(verdict.delivered), &self.rate());
+        row("latency p50", millis(self.latency.quantile(0.5)), "from commit to destination");
+        row("latency p99", millis(self.latency.quantile(0.99)), "with the waits of retried events");
+        row("retries", number(self.retries), "failed attempts that were repeated");
+        let given_up = format!("given up on after {} attempts, and kept", self.max_attempts);
+        row("dead letters", number(self.dead), &given_up);
+        if self.pending > 0 {
+            row("pending", number(self.pending), "still undelivered when the drain's time was up");
+        }
+        println!("\nlost: {}", verdict.lost);
+        println!("out of order: {}", verdict.reordered);
+        println!("duplicates: {}", verdict.duplicates);
+        println!(
+            "rolled back: {}, delivered nevertheless: {}",
+            number(running.rolled_back),
+            verdict.made_up
+        );
+        println!("dead letters: {}", self.dead);
+        println!("\n{}", self.how());
+    }
+
+    fn rate(&self) -> String {
+        let rate = self.verdict.delivered as f64 / self.elapsed.as_secs_f64().max(0.001);
+        format!("{} events/s", number(rate as u64))
+    }
+
+    fn how(&self) -> String {
+        let mut text = "How it was checked: the shop wrote down every event with the times at which \
+                        its\ntransaction began and was committed, the destination every event that \
+                        it accepted.\nposthaste-testkit's checker compared the two: an event that \
+                        was committed and neither\ndelivered nor dead is lost; one that was \
+                        delivered before an earlier one of its order\nis out of order."
+            .to_owned();
+        if self.verdict.checked_early > 0 {
+            text += &format!(
+                "\nTo bound memory, {} finished orders were checked on the way and forgotten; \
+                 order is\npromised per key, and each was checked whole.",
+                number(self.verdict.checked_early as u64)
+            );
+        }
+        text
+    }
+
+    /// An error when a promise was broken.
+    pub(super) fn verdict(&self) -> Result<()> {
+        if self.verdict.is_kept() {
+            return Ok(());
+        }
+        let Verdict { lost, reordered, made_up, .. } = self.verdict;
+        Err(Error::new(
+            ErrorKind::State,
+            format!(
+                "the check failed: {lost} lost, {reordered} out of order, {made_up} delivered and \
+                 never committed; this is a bug of Posthaste, please report it"
+            ),
+        ))
+    }
+}
