@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_is_refused_with_its_text_and_an_example() {
-        for text in ["", "10", "s", "-1s", "1.5s", "10 s", "10x", "10sec", "99999999999999999999d"] {
+        for text in ["", "10", "s", "-1s", "1.5s", "10 s", "10x", "10sec", "99999999999999999999d"]
+        {
             let message = parse(text).unwrap_err();
             assert!(message.contains(&format!("{text:?}")) && message.contains("500ms"), "{text}");
         }

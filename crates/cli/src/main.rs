@@ -62,7 +62,7 @@ impl Command {
             Self::Migrate(args) => Some(&args.database.url),
             Self::Relay(args) => Some(&args.database.url),
             Self::Status(args) => Some(&args.database.url),
-            Self::Bench(_) => None,
+            Self::Bench(args) => Some(args.url()),
         }
     }
 

@@ -127,11 +127,13 @@ impl Report {
             events.add_row(["sent, kept".to_owned(), sent.to_string()]);
         }
         align_right(&mut events, 1);
-        let mut text = format!("outbox {} ({})\n\n{events}\n{oldest}\n", self.outbox, self.database);
+        let mut text =
+            format!("outbox {} ({})\n\n{events}\n{oldest}\n", self.outbox, self.database);
         if !self.backlog_by_tenant.is_empty() {
             let mut backlog = table(["tenant", "backlog"]);
             for Backlog { tenant, events } in &self.backlog_by_tenant {
-                backlog.add_row([tenant.clone().unwrap_or("(none)".to_owned()), events.to_string()]);
+                backlog
+                    .add_row([tenant.clone().unwrap_or("(none)".to_owned()), events.to_string()]);
             }
             align_right(&mut backlog, 1);
             text += &format!("\n{backlog}\n");

@@ -105,9 +105,7 @@ impl<DB: Dialect> Outbox<DB> {
         event: Event,
     ) -> Result<Enqueued> {
         let mut enqueued = self.enqueue_all(transaction, vec![event]).await?;
-        enqueued
-            .pop()
-            .ok_or_else(|| Error::new(ErrorKind::Database, "the insert answered nothing"))
+        enqueued.pop().ok_or_else(|| Error::new(ErrorKind::Database, "the insert answered nothing"))
     }
 
     /// Writes events in the caller's transaction, in this order, in one statement.
@@ -117,8 +115,7 @@ impl<DB: Dialect> Outbox<DB> {
         events: Vec<Event>,
     ) -> Result<Vec<Enqueued>> {
         let events = self.checked(events)?;
-        let enqueued =
-            DB::enqueue(transaction.connection(), &self.inner.tables, &events).await?;
+        let enqueued = DB::enqueue(transaction.connection(), &self.inner.tables, &events).await?;
         transaction.remember(&events, &enqueued);
         Ok(enqueued)
     }

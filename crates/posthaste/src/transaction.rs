@@ -43,8 +43,11 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             }
             Err(error) => {
                 notifier.wake(&pool);
-                Err(Error::new(ErrorKind::Unavailable, "the commit failed, or its result is unknown")
-                    .with_source(error))
+                Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the commit failed, or its result is unknown",
+                )
+                .with_source(error))
             }
         }
     }

@@ -75,7 +75,9 @@ async fn events_of_a_key_arrive_in_order_and_are_marked_sent<DB: TestDatabase>(o
 async fn payloads_arrive_byte_for_byte<DB: TestDatabase>(on: &Fixture<DB>) {
     let planes: String = (0..=16u32)
         .flat_map(|plane| {
-            [0x20, 0x7f, 0x100, 0xfffd].into_iter().filter_map(move |low| char::from_u32(plane * 0x1_0000 + low))
+            [0x20, 0x7f, 0x100, 0xfffd]
+                .into_iter()
+                .filter_map(move |low| char::from_u32(plane * 0x1_0000 + low))
         })
         .collect();
     let payloads: Vec<Vec<u8>> = vec![
@@ -161,7 +163,9 @@ async fn the_last_failure_is_death_with_attempts_kept_and_a_replay_delivers<DB: 
     relay.stop().await.unwrap();
 }
 
-async fn parked<DB: TestDatabase>(on: &Fixture<DB>) -> (MemoryTransport, posthaste::relay::Relay, uuid::Uuid) {
+async fn parked<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) -> (MemoryTransport, posthaste::relay::Relay, uuid::Uuid) {
     let transport = MemoryTransport::scripted(|envelope| {
         if envelope.replay == 0 && number(envelope) == 0 {
             return Outcome::dead("never");
@@ -390,10 +394,7 @@ async fn a_second_start_is_a_clear_error<DB: TestDatabase>(on: &Fixture<DB>) {
     relay.stop().await.unwrap();
     assert!(!relay.is_running());
     let again = relay.start().await.unwrap_err();
-    assert_eq!(
-        again.to_string(),
-        "relay r1 was stopped and does not start again; make a new one"
-    );
+    assert_eq!(again.to_string(), "relay r1 was stopped and does not start again; make a new one");
 }
 
 async fn unordered_relays_share_the_work_without_sending_twice<DB: TestDatabase>(on: &Fixture<DB>) {
@@ -439,10 +440,9 @@ async fn retry_after_burns_no_attempt<DB: TestDatabase>(on: &Fixture<DB>) {
     let transport = MemoryTransport::scripted({
         let calls = Arc::clone(&calls);
         move |_| match calls.fetch_add(1, Ordering::SeqCst) {
-            n if n < 15 => Outcome::Retry {
-                error: "busy".to_owned(),
-                after: Some(Duration::from_millis(1)),
-            },
+            n if n < 15 => {
+                Outcome::Retry { error: "busy".to_owned(), after: Some(Duration::from_millis(1)) }
+            }
             _ => Outcome::Delivered,
         }
     });

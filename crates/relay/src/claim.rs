@@ -101,14 +101,16 @@ impl Driver {
         };
         self.reserved = self.reserved.max(reserved);
         if let Some((owner, ordering)) = self.shards.conflict(&census) {
-            return Err(Error::new(
-                ErrorKind::State,
-                format!(
-                    "relay {owner} works on this outbox with ordering {ordering}, this one was \
-                     asked for {}; stop that one first",
-                    self.config.ordering
-                ),
-            ));
+            let message = format!(
+                "relay {owner} works on this outbox with ordering {ordering}, this one with {}; \
+                 stop that one first",
+                self.config.ordering
+            );
+            // The newcomer gives way.
+            if !self.acquired_once {
+                return Err(Error::new(ErrorKind::State, message));
+            }
+            tracing::warn!("{message}");
         }
         if self.by_rows() {
             if let Some(renewed) = renewed {

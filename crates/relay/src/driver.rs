@@ -181,6 +181,12 @@ impl Driver {
     /// Runs until it is stopped, or with `once` until there is nothing left to do. An error means
     /// that it could not go on at all.
     pub(crate) async fn run(mut self) -> Result<Stats> {
+        let ended = self.drive().await;
+        let stats = self.finish().await;
+        ended.map(|()| stats)
+    }
+
+    async fn drive(&mut self) -> Result<()> {
         if self.by_rows() {
             self.start_rows().await?;
         }
@@ -188,7 +194,7 @@ impl Driver {
             self.pump();
             self.publish_stats();
             if self.finished() {
-                break;
+                return Ok(());
             }
             let timer = tokio::time::sleep(self.until_timer());
             let takes_hot = self.stopping.is_none() && self.hot_reads < 4;
@@ -210,7 +216,6 @@ impl Driver {
                 () = timer => {}
             }
         }
-        self.finish().await
     }
 
     pub(crate) fn by_rows(&self) -> bool {

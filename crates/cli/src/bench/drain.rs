@@ -10,9 +10,7 @@ use super::{
     ground::Ground,
     raw, relayed,
     relayed::Until,
-    report::{
-        Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole,
-    },
+    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
     target::{Target, failed},
 };
 

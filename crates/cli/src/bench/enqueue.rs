@@ -21,9 +21,7 @@ use uuid::Uuid;
 use super::{
     args::EnqueueArgs,
     ground::Ground,
-    report::{
-        Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole,
-    },
+    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
     target::{ByHand, Target, failed},
 };
 
@@ -217,6 +215,7 @@ fn report<DB: Target>(
     report.row("enqueue", rate(figures.enqueue_per_s), compared(figures.ratio));
     let notifying = rate(figures.notifying_per_s);
     report.row("enqueue and notify", notifying, compared(figures.notifying_ratio));
-    report.note("Baseline: the same two inserts in a transaction of the driver's, same connections.");
+    report
+        .note("Baseline: the same two inserts in a transaction of the driver's, same connections.");
     report
 }

@@ -17,15 +17,8 @@ use super::{
 };
 
 /// What an outbox consists of, and the business table of `enqueue`.
-const ALL: [&str; 7] = [
-    "{events}_orders",
-    "{attempts}",
-    "{controls}",
-    "{relays}",
-    "{shards}",
-    "{meta}",
-    "{events}",
-];
+const ALL: [&str; 7] =
+    ["{events}_orders", "{attempts}", "{controls}", "{relays}", "{shards}", "{meta}", "{events}"];
 
 /// A database with room for one bench.
 pub(super) struct Ground<DB: Target> {

@@ -21,9 +21,7 @@ use super::{
     ground::Ground,
     relayed,
     relayed::Until,
-    report::{
-        Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole,
-    },
+    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
     target::Target,
 };
 
@@ -108,8 +106,7 @@ fn report<DB: Target>(
     peaks: [u64; 2],
 ) -> Report {
     let middle = |values: &[f64]| median(values).unwrap_or_default().round();
-    let megabytes =
-        |bytes: u64| (bytes > 0).then(|| rounded(bytes as f64 / (1024.0 * 1024.0), 1));
+    let megabytes = |bytes: u64| (bytes > 0).then(|| rounded(bytes as f64 / (1024.0 * 1024.0), 1));
     let figures = Figures {
         bench: "growth",
         database: &ground.version,

@@ -76,14 +76,13 @@ pub(super) async fn run<DB: Target>(args: &LatencyArgs, ground: &Ground<DB>) -> 
         .await
         .map_err(failed("listening"))?;
     let hot = measure(ground, Way::Hot, "hot path", events, pause).await?;
-    let notify = match DB::HEARS {
-        true => measure(ground, Way::Notify, "notify", events, pause).await?,
-        false => None,
-    };
-    let poll = match DB::CAN_BE_DEAF {
-        true => measure(ground, Way::Poll, "poll", events, pause).await?,
-        false => None,
-    };
+    let (mut notify, mut poll) = (None, None);
+    if DB::HEARS {
+        notify = measure(ground, Way::Notify, "notify", events, pause).await?;
+    }
+    if DB::CAN_BE_DEAF {
+        poll = measure(ground, Way::Poll, "poll", events, pause).await?;
+    }
     let listen_round_trip = round_trips.and_then(|times| Percentiles::of(&times));
     let figures = Figures {
         bench: "latency",
@@ -222,11 +221,7 @@ impl Transport for Arrivals {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            max_batch: 500,
-            acceptance: Acceptance::Atomic,
-            ..Capabilities::default()
-        }
+        Capabilities { max_batch: 500, acceptance: Acceptance::Atomic, ..Capabilities::default() }
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {

@@ -34,15 +34,14 @@ impl Target for MySql {
     }
 
     async fn version(connection: &mut MySqlConnection) -> sqlx::Result<String> {
-        let version: String =
-            sqlx::query_scalar("select version()").fetch_one(connection).await?;
+        let version: String = sqlx::query_scalar("select version()").fetch_one(connection).await?;
         let number = version.split('-').next().unwrap_or_default();
         let name = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
         Ok(format!("{name} {number}"))
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
-        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42S02")
+        error.as_database_error().is_some_and(|e| e.code().is_some_and(|code| code == "42S02"))
     }
 
     /// Nothing that a user could ask for: pages are written all the time.

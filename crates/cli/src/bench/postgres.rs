@@ -44,7 +44,7 @@ impl Target for Postgres {
     }
 
     fn is_missing_table(error: &sqlx::Error) -> bool {
-        error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "42P01")
+        error.as_database_error().is_some_and(|e| e.code().is_some_and(|code| code == "42P01"))
     }
 
     async fn checkpoint(connection: &mut PgConnection) -> sqlx::Result<()> {

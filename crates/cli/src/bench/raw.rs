@@ -12,9 +12,7 @@ use std::{
 
 use posthaste::{
     Error, ErrorKind, Result,
-    store::{
-        Fence, Fetched, Held, Position, Relay, RelayOrdering, RowLease, Settlement, Verdict,
-    },
+    store::{Fence, Fetched, Held, Position, Relay, RelayOrdering, RowLease, Settlement, Verdict},
 };
 use tokio::{sync::mpsc, task::JoinSet};
 use uuid::Uuid;

@@ -52,7 +52,8 @@ pub(super) async fn run(
     while timeout(LIVENESS, transport.reached.notified()).await.is_err() {
         watchdog.look(&relay).await?;
     }
-    let over = |stats: &Stats| stats.delivered >= events && (until == Until::Delivered || stats.idle);
+    let over =
+        |stats: &Stats| stats.delivered >= events && (until == Until::Delivered || stats.idle);
     wait(&relay, over).await?;
     let elapsed = started.elapsed();
     relay.stop().await?;

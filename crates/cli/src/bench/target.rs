@@ -174,11 +174,7 @@ pub(super) trait Target: Dialect {
     ) -> impl Done<()>;
 
     /// The business row of a transaction.
-    fn insert_order(
-        connection: &mut Self::Connection,
-        tables: &Tables,
-        id: i64,
-    ) -> impl Done<()>;
+    fn insert_order(connection: &mut Self::Connection, tables: &Tables, id: i64) -> impl Done<()>;
 
     /// The very insert that `enqueue` makes, written by hand.
     fn insert_event(

@@ -95,7 +95,8 @@ shop_database!(
     "update {bare}_orders set state = ? where id = ?"
 );
 
-const CREATE: &str = "create table {bare}_orders (id bigint primary key, state varchar(40) not null)";
+const CREATE: &str =
+    "create table {bare}_orders (id bigint primary key, state varchar(40) not null)";
 
 const DROP: &str = "drop table if exists {bare}_orders";
 
@@ -129,6 +130,6 @@ where
     connection.execute(sqlx::raw_sql(tables.sql(statement))).await.map(drop)
 }
 
-pub(super) fn failed(message: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+fn failed(message: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     move |error| Error::new(ErrorKind::Database, message).with_source(error)
 }

@@ -148,8 +148,11 @@ impl Ledger {
         if repeat {
             return;
         }
-        let acknowledged =
-            known.committed.iter().find(|event| event.id == id).and_then(|event| event.acknowledged);
+        let acknowledged = known
+            .committed
+            .iter()
+            .find(|event| event.id == id)
+            .and_then(|event| event.acknowledged);
         if let Some(acknowledged) = acknowledged {
             books.latencies.add(Duration::from_nanos(arrived.saturating_sub(acknowledged)));
         }
@@ -198,8 +201,7 @@ impl Books {
     fn finish(&mut self, number: i64) {
         let Some(order) = self.orders.get(&number) else { return };
         let accounted = |event: &Committed| {
-            order.dead.contains(&event.id)
-                || order.delivered.iter().any(|(id, _)| *id == event.id)
+            order.dead.contains(&event.id) || order.delivered.iter().any(|(id, _)| *id == event.id)
         };
         // The last step finishes it, and a duplicate later on does so again: harmless.
         if !order.over || !order.committed.iter().all(accounted) {

@@ -17,15 +17,14 @@ mod summary;
 
 mod run;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use clap::Args;
 use posthaste::{
     Result,
-    stores::{self, Options},
+    stores::{self, Options, mysql::MySqlStore, postgres::PostgresStore, sqlite::SqliteStore},
 };
 use posthaste_testkit::tables::unique;
-use sqlx::{MySql, Postgres, Sqlite};
 
 use self::{database::Folder, run::Demo};
 use crate::{database::refuse_missing_file, duration, stop::StopSignal};
@@ -64,21 +63,35 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
     };
     let tables = unique("posthaste_demo");
     let options = Options { table: tables.name().clone(), ..Options::default() };
-    let store = stores::connect(&url, &options).await?;
-    println!("posthaste demo: a shop on {}", place(&args, store.database()));
-    let demo = Demo { store, tables, signal, time: args.time, rate: args.rate };
-    let summary = match demo.store.database() {
-        "postgres" => demo.run::<Postgres>(&url).await?,
-        "mysql" => demo.run::<MySql>(&url.replacen("mariadb:", "mysql:", 1)).await?,
-        _ => demo.run::<Sqlite>(&url).await?,
+    println!("posthaste demo: a shop on {}", place(&args));
+    let demo =
+        |store| Demo { store, tables: tables.clone(), signal, time: args.time, rate: args.rate };
+    let summary = match url.split(':').next() {
+        Some("postgres" | "postgresql") => {
+            let store = PostgresStore::connect(&url, tables.clone(), &options).await?;
+            let pool = store.pool().clone();
+            demo(Arc::new(store)).run(pool).await?
+        }
+        Some("mysql" | "mariadb") => {
+            let store = MySqlStore::connect(&url, tables.clone(), &options).await?;
+            let pool = store.pool().clone();
+            demo(Arc::new(store)).run(pool).await?
+        }
+        Some("sqlite") => {
+            let store = SqliteStore::connect(&url, tables.clone(), &options).await?;
+            let pool = store.pool().clone();
+            demo(Arc::new(store)).run(pool).await?
+        }
+        // It says which schemes are known.
+        _ => return stores::connect(&url, &options).await.map(drop),
     };
     summary.print();
     summary.verdict()
 }
 
-fn place(args: &DemoArgs, database: &str) -> String {
+fn place(args: &DemoArgs) -> &'static str {
     match args.url {
-        None => "SQLite, in a temporary file that is removed at the end".to_owned(),
-        Some(_) => format!("{database}, in tables of its own that are dropped at the end"),
+        None => "SQLite, in a temporary file that is removed at the end",
+        Some(_) => "the database of --url, in tables of its own that are dropped at the end",
     }
 }

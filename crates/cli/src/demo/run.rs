@@ -14,14 +14,14 @@ use posthaste::{
     store::{Counts, Filter, Store},
     stores::Tables,
 };
-use sqlx::{Executor, Pool, pool::PoolOptions};
+use sqlx::{Executor, Pool};
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, sleep},
 };
 
 use super::{
-    database::{ShopDatabase, create, failed, remove},
+    database::{ShopDatabase, create, remove},
     destination::{Destination, order},
     ledger::Ledger,
     screen::{Moment, Screen},
@@ -45,18 +45,13 @@ pub(super) struct Demo {
 }
 
 impl Demo {
-    /// Makes the tables, runs, and drops them, whatever happened in between.
-    pub(super) async fn run<DB: ShopDatabase>(self, url: &str) -> Result<Summary>
+    /// Makes the tables, runs, and drops them, whatever happened in between. The shop writes
+    /// through the store's own pool: on SQLite two writers would only wait for each other.
+    pub(super) async fn run<DB: ShopDatabase>(self, pool: Pool<DB>) -> Result<Summary>
     where
         for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     {
-        // First, because it makes a file that is not there yet.
         self.store.migrate(None).await?;
-        let pool: Pool<DB> = PoolOptions::new()
-            .max_connections(4)
-            .connect(url)
-            .await
-            .map_err(failed("the shop could not connect"))?;
         create(&pool, &self.tables).await?;
         let tables = self.tables.clone();
         let ran = self.trade(&pool).await;

@@ -62,7 +62,8 @@ fn lines(moment: &Moment) -> Vec<String> {
     let Moment { elapsed, running, per_second, latency, counts, stats } = moment;
     let Running { orders, committed, delivered, rolled_back } = running;
     let backlog = counts.new + counts.sending + counts.retry;
-    let row = |name: &str, figure: String, rest: String| format!("  {name:<14}{figure:>10}  {rest}");
+    let row =
+        |name: &str, figure: String, rest: String| format!("  {name:<14}{figure:>10}  {rest}");
     vec![
         format!("  running for {} s; Ctrl-C stops", elapsed.as_secs()),
         String::new(),
@@ -74,7 +75,11 @@ fn lines(moment: &Moment) -> Vec<String> {
             millis(latency.quantile(0.5)),
             "from commit to destination, last 5 s".into(),
         ),
-        row("latency p99", millis(latency.quantile(0.99)), "with the waits of retried events".into()),
+        row(
+            "latency p99",
+            millis(latency.quantile(0.99)),
+            "with the waits of retried events".into(),
+        ),
         row("backlog", number(backlog), format!("of them to be tried again: {}", counts.retry)),
         row("retries", number(stats.retried), "the destination stumbles on purpose".into()),
         row("held", number(stats.held), "waited behind a failed event of their order".into()),

@@ -20,7 +20,7 @@ const FAILS: u32 = 12;
 const POISONED: i64 = 200;
 
 /// Most orders that live at once.
-const LIVE: usize = 200;
+const LIVE: usize = 64;
 
 pub(super) struct Shop<DB: ShopDatabase> {
     pub(super) pool: Pool<DB>,

@@ -61,12 +61,13 @@ impl Summary {
     }
 
     fn how(&self) -> String {
-        let mut text = "How it was checked: the shop wrote down every event with the times at which \
+        let mut text =
+            "How it was checked: the shop wrote down every event with the times at which \
                         its\ntransaction began and was committed, the destination every event that \
                         it accepted.\nposthaste-testkit's checker compared the two: an event that \
                         was committed and neither\ndelivered nor dead is lost; one that was \
                         delivered before an earlier one of its order\nis out of order."
-            .to_owned();
+                .to_owned();
         if self.verdict.checked_early > 0 {
             text += &format!(
                 "\nTo bound memory, {} finished orders were checked on the way and forgotten; \

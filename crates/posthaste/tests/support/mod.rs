@@ -165,11 +165,7 @@ pub fn quick() -> Config {
 
 /// An event number `n` of order `key`.
 pub fn event(key: &str, n: usize) -> Event {
-    Event::builder("OrderChanged")
-        .aggregate("Order", key)
-        .payload(&n)
-        .build()
-        .unwrap()
+    Event::builder("OrderChanged").aggregate("Order", key).payload(&n).build().unwrap()
 }
 
 /// Waits until the relay's counters say so.

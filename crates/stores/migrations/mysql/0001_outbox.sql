@@ -64,7 +64,8 @@ create table if not exists {shards} (
     epoch bigint not null default 0,
     mark bigint not null default 0,
     mark_context mediumtext not null,
-    primary key (tenant_group, shard)
+    -- The shard first: an operator's `where shard = 7` is not to lock all leases.
+    primary key (shard, tenant_group)
 ) engine = innodb default character set utf8mb4 collate utf8mb4_bin;
 
 insert into {shards} (tenant_group, shard, mark_context) values {shard_rows}

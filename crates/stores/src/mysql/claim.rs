@@ -322,7 +322,7 @@ impl MySqlStore {
 const LOCK_LISTED: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e
+    " from {events} e force index (primary)
     where e.sequence in ({list}) and e.locked_until is null
         and (e.not_before is null or e.not_before <= utc_timestamp(6)) and ",
     unsettled!(),
@@ -477,7 +477,7 @@ const EXPIRED: &str = concat!(
 );
 
 const LOCK_EXPIRED: &str = concat!(
-    "select e.sequence from {events} e
+    "select e.sequence from {events} e force index (primary)
     where e.sequence in ({list}) and e.locked_until < utc_timestamp(6) and ",
     unsettled!(),
     " order by e.sequence limit 1 for update {skip_locked}"

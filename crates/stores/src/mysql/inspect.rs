@@ -23,10 +23,10 @@ use crate::failure::failed;
 macro_rules! matches_filter {
     () => {
         concat!(
-            "e.event_type <=> coalesce(?, e.event_type)
-             and e.aggregate_type <=> coalesce(?, e.aggregate_type)
-             and e.aggregate_id <=> coalesce(?, e.aggregate_id)
-             and e.tenant <=> coalesce(?, e.tenant)
+            "cast(e.event_type as binary) <=> cast(coalesce(?, e.event_type) as binary)
+             and cast(e.aggregate_type as binary) <=> cast(coalesce(?, e.aggregate_type) as binary)
+             and cast(e.aggregate_id as binary) <=> cast(coalesce(?, e.aggregate_id) as binary)
+             and cast(e.tenant as binary) <=> cast(coalesce(?, e.tenant) as binary)
              and e.created_at >= timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
              and e.created_at < timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
              and coalesce(?, 'any') in ('any', ",

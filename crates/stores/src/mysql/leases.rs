@@ -165,7 +165,7 @@ type FreeShard = (i32, i64, i64, String, Option<String>);
 
 const FREE: &str = "
     select shard, epoch, mark, mark_context, locked_by
-    from {shards}
+    from {shards} force index (primary)
     where tenant_group = '' and shard in ({list})
         and (locked_by is null or locked_until < utc_timestamp(6))
     order by shard
@@ -253,7 +253,7 @@ impl MySqlStore {
 }
 
 const MINE: &str = "
-    select shard, epoch from {shards}
+    select shard, epoch from {shards} force index (primary)
     where tenant_group = '' and locked_by = ? and shard in ({list})
     order by shard
     for update";

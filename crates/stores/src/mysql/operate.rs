@@ -71,7 +71,8 @@ impl Operate for MySqlStore {
 struct Picked {
     sequence: i64,
     status: Status,
-    /// The lane that it blocks, with its destination.
+    /// The lane that it blocks, with its destination: also when it was held and was set free to
+    /// let the lane go on.
     blocks: Option<(i64, String)>,
 }
 
@@ -92,7 +93,8 @@ impl Picked {
 macro_rules! picked {
     () => {
         concat!(
-            "e.sequence, e.lane, e.destination, e.wait in ('retry', 'parked', 'suspect'), ",
+            "e.sequence, e.lane, e.destination, e.wait in ('retry', 'parked', 'suspect')
+                or e.wait = 'held' and e.not_before <= utc_timestamp(6), ",
             status!()
         )
     };
@@ -104,7 +106,8 @@ const PICK_ONE: &str =
 const PICK: &str = concat!(
     "select ",
     picked!(),
-    " from {events} e where e.sequence in ({list}) order by e.sequence for update {passing}"
+    " from {events} e force index (primary)
+    where e.sequence in ({list}) order by e.sequence for update {passing}"
 );
 
 const FIND_DEAD: &str = concat!(
@@ -286,8 +289,11 @@ const DISCARD: &str = "
         lane = null, locked_by = null, locked_until = null
     where sequence in ({list})";
 
+/// By the primary key in any case: on a small table the server would walk through all rows, and
+/// wait for those that somebody has locked.
 const DELETE: &str = "
-    delete e, a from {events} e left join {attempts} a on a.sequence = e.sequence
+    delete e, a from {events} e force index (primary)
+    left join {attempts} a on a.sequence = e.sequence
     where e.sequence in ({list})";
 
 const FIRST_HELD: &str = concat!(
@@ -361,7 +367,7 @@ const EXAMINE: &str = "
 const LOCK_OLD: &str = concat!(
     "select ",
     picked!(),
-    " from {events} e
+    " from {events} e force index (primary)
     where e.sequence in ({list})
         and coalesce(e.sent_at, e.discarded_at) < timestampadd(microsecond, -?, utc_timestamp(6))
     for update {passing}"

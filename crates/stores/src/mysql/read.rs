@@ -201,19 +201,21 @@ const NEXT_DUE: &str = concat!(
 );
 
 /// The row before it of the same aggregate, whatever its state, is one step in the index; whether
-/// that one is settled is asked afterwards, or this would walk through all that was sent.
+/// that one is settled is asked afterwards, or this would walk through all that was sent. Texts are
+/// compared as bytes: to the collation, which both servers know, a space at the end is nothing.
 const HOT: &str = concat!(
     "select ",
     columns!(),
     ", case
-        when e.ordering_key <> '' then 0
+        when length(e.ordering_key) > 0 then 0
         when e.ordering_key is null and e.aggregate_id is not null then (
             select case when p.sent_at is null and p.dead_at is null and p.discarded_at is null
                 then p.sequence end
             from {events} p
             where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
-                and p.aggregate_type = e.aggregate_type
-                and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                and cast(p.aggregate_id as binary) = cast(e.aggregate_id as binary)
+                and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
+                and cast(coalesce(p.tenant, '') as binary) = cast(coalesce(e.tenant, '') as binary)
                 and p.ordering_key is null
             order by p.sequence desc limit 1)
     end

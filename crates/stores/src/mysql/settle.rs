@@ -51,7 +51,7 @@ impl Settle for MySqlStore {
 }
 
 const LEASES: &str = "
-    select shard, epoch from {shards}
+    select shard, epoch from {shards} force index (primary)
     where tenant_group = '' and locked_by = ? and shard in ({list})
     order by shard
     lock in share mode";
@@ -100,7 +100,7 @@ const ROWS: &str = concat!(
     "select e.sequence, e.locked_by <=> ?, ",
     unsettled!(),
     ", e.locked_by is null, e.sent_at is not null, e.dead_at is not null, e.attempts, e.wait
-    from {events} e
+    from {events} e force index (primary)
     where e.sequence in ({list})
     order by e.sequence
     for update"
@@ -195,7 +195,8 @@ const SENT: &str = concat!(
 );
 
 const SENT_AND_GONE: &str = concat!(
-    "delete e, a from {events} e left join {attempts} a on a.sequence = e.sequence
+    "delete e, a from {events} e force index (primary)
+    left join {attempts} a on a.sequence = e.sequence
     where e.sequence in ({list}) and ",
     unsettled!()
 );

@@ -1,0 +1,90 @@
+//! A relay that says how it stands until it is terminated.
+
+use std::{
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use posthaste::{
+    clock::ManualClock,
+    relay::Relay,
+    stores::{Options, connect},
+};
+use posthaste_harness::{
+    message::{Message, Report, say},
+    options::RelayOptions,
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    signal::unix::{SignalKind, signal},
+};
+
+use crate::transport::Recorder;
+
+/// Shortest time between two reports.
+const REPORT_EVERY: Duration = Duration::from_millis(20);
+
+/// A relay with its destination.
+pub(crate) struct Running {
+    pub(crate) relay: Relay,
+    in_flight: Arc<AtomicU64>,
+}
+
+impl Running {
+    pub(crate) async fn start(options: &RelayOptions) -> Result<Self, Box<dyn Error>> {
+        let database = Options { table: options.table.clone(), connections: options.connections };
+        let store = connect(&options.url, &database).await?;
+        let transport = Recorder::new(options)?;
+        let in_flight = transport.in_flight();
+        let mut relay = Relay::new(store, Arc::new(transport), options.config())?;
+        if options.frozen_clock {
+            relay = relay.with_clock(Arc::new(ManualClock::new()));
+        }
+        relay.start().await?;
+        Ok(Self { relay, in_flight })
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        Report { in_flight, ..Report::default() }.with_stats(&self.relay.stats())
+    }
+
+    /// Stops it, or says why it had ended before.
+    pub(crate) async fn stop(&self) -> Result<Report, Box<dyn Error>> {
+        let stats = self.relay.stop().await?;
+        Ok(Report { stopped: true, ..Report::default() }.with_stats(&stats))
+    }
+}
+
+pub(crate) async fn run(options: &RelayOptions) -> Result<(), Box<dyn Error>> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    end_with_parent();
+    let running = Running::start(options).await?;
+    let mut said = Report::default();
+    while running.relay.is_running() {
+        let report = running.report();
+        if report != said {
+            say(&Message::Report(report.clone()));
+            said = report;
+        }
+        tokio::select! {
+            _ = terminated.recv() => break,
+            () = tokio::time::sleep(REPORT_EVERY) => {}
+        }
+    }
+    say(&Message::Report(running.stop().await?));
+    Ok(())
+}
+
+/// Ends this process when the one that started it has gone without ending it.
+fn end_with_parent() {
+    tokio::spawn(async {
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(_)) = lines.next_line().await {}
+        std::process::exit(1);
+    });
+}

@@ -1,0 +1,388 @@
+//! What one test works with: an outbox that nobody else uses, a folder for journals and logs, and
+//! the binary whose processes it starts.
+
+use std::{
+    fs,
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use posthaste::{
+    Dialect, Event, Outbox,
+    store::{EventRecord, Filter, ShardRecord, Store},
+    stores::Tables,
+};
+use posthaste_testkit::tables;
+use sqlx::{
+    AssertSqlSafe, MySql, Pool, Postgres, Sqlite,
+    pool::PoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+use uuid::Uuid;
+
+use crate::{
+    judge::Judgement,
+    options::{RelayOptions, WriterOptions},
+    process::{LIMIT, Process},
+};
+
+/// A database to test on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Database {
+    /// The server of `POSTHASTE_TEST_POSTGRES`.
+    Postgres,
+    /// The server of `POSTHASTE_TEST_MARIADB`.
+    MariaDb,
+    /// A file of its own.
+    Sqlite,
+}
+
+/// Connections of the test's own process.
+#[derive(Debug, Clone)]
+pub enum Connections {
+    /// To PostgreSQL.
+    Postgres(Pool<Postgres>),
+    /// To MariaDB.
+    MySql(Pool<MySql>),
+    /// To SQLite.
+    Sqlite(Pool<Sqlite>),
+}
+
+/// Does the same on whichever database it is.
+macro_rules! with_pool {
+    ($connections:expr, $pool:ident => $body:expr) => {
+        match $connections {
+            $crate::fixture::Connections::Postgres($pool) => $body,
+            $crate::fixture::Connections::MySql($pool) => $body,
+            $crate::fixture::Connections::Sqlite($pool) => $body,
+        }
+    };
+}
+pub(crate) use with_pool;
+
+impl Connections {
+    /// Connects as an application would.
+    pub async fn open(url: &str, most: u32) -> Result<Self, sqlx::Error> {
+        match url.split(':').next() {
+            Some("postgres") => {
+                Ok(Self::Postgres(PoolOptions::new().max_connections(most).connect(url).await?))
+            }
+            Some("mysql") => {
+                Ok(Self::MySql(PoolOptions::new().max_connections(most).connect(url).await?))
+            }
+            _ => {
+                let options = SqliteConnectOptions::from_str(url)?
+                    .create_if_missing(true)
+                    .journal_mode(SqliteJournalMode::Wal)
+                    .busy_timeout(Duration::from_secs(20));
+                let pool = PoolOptions::new().max_connections(most).connect_with(options).await?;
+                Ok(Self::Sqlite(pool))
+            }
+        }
+    }
+}
+
+/// What one test works with.
+pub struct Fixture {
+    /// Which database.
+    pub database: Database,
+    /// Where it is.
+    pub url: String,
+    /// The outbox.
+    pub tables: Tables,
+    /// The outbox as relays and operators see it.
+    pub store: Arc<dyn Store>,
+    /// Connections of the test's own process.
+    pub connections: Connections,
+    /// Journals and logs; kept when the test fails.
+    pub folder: PathBuf,
+    binary: PathBuf,
+}
+
+impl Fixture {
+    /// A new outbox. Give it `env!("CARGO_BIN_EXE_posthaste-harness")`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such database.
+    pub async fn new(database: Database, binary: &str) -> Self {
+        let tables = tables::unique("crash");
+        let folder = std::env::temp_dir().join(format!("posthaste-{}", tables.name().bare()));
+        fs::create_dir_all(&folder).expect("a folder for journals cannot be made");
+        let url = match database {
+            // The name makes this test's connections known from others on the same server.
+            Database::Postgres => {
+                let server = server("POSTHASTE_TEST_POSTGRES");
+                let separator = if server.contains('?') { '&' } else { '?' };
+                format!("{server}{separator}application_name={}", tables.name().bare())
+            }
+            Database::MariaDb => server("POSTHASTE_TEST_MARIADB"),
+            Database::Sqlite => format!("sqlite:{}", folder.join("outbox.db").display()),
+        };
+        let connections = Connections::open(&url, 8)
+            .await
+            .unwrap_or_else(|error| panic!("{database:?} cannot be reached: {error}"));
+        let store = with_pool!(&connections, pool => store(pool, &tables));
+        store.migrate(None).await.expect("the outbox cannot be made");
+        println!("{database:?}, outbox {}, journals in {}", tables.name().bare(), folder.display());
+        Self { database, url, tables, store, connections, folder, binary: binary.into() }
+    }
+
+    /// Settings of a relay of this outbox.
+    pub fn relay_options(&self, name: &str) -> RelayOptions {
+        RelayOptions {
+            url: self.url.clone(),
+            table: self.tables.name().clone(),
+            name: name.to_owned(),
+            out: self.deliveries(),
+            ..parsed::<RelayArguments>().relay
+        }
+    }
+
+    /// Settings of a writer to this outbox.
+    pub fn writer_options(&self, name: &str) -> WriterOptions {
+        WriterOptions {
+            relay: self.relay_options(name),
+            journal: self.commits(),
+            ..parsed::<WriterArguments>().writer
+        }
+    }
+
+    /// Starts a relay.
+    pub fn relay(&self, options: &RelayOptions) -> Process {
+        self.start("relay", &options.name, options.arguments())
+    }
+
+    /// Starts a writer.
+    pub fn writer(&self, options: &WriterOptions) -> Process {
+        self.start("writer", &options.relay.name, options.arguments())
+    }
+
+    fn start(&self, kind: &str, name: &str, mut arguments: Vec<String>) -> Process {
+        arguments.insert(0, kind.to_owned());
+        Process::start(&self.binary, name, &arguments, self.folder.join(format!("{name}.log")))
+    }
+
+    /// The journal of all relays.
+    pub fn deliveries(&self) -> PathBuf {
+        self.folder.join("deliveries")
+    }
+
+    /// The journal of all writers.
+    pub fn commits(&self) -> PathBuf {
+        self.folder.join("commits")
+    }
+
+    /// What the journals say, ready to be judged.
+    pub fn judge(&self) -> Judgement {
+        Judgement::of(&self.commits(), &self.deliveries())
+    }
+
+    /// Writes events in one transaction of the test's own process. Nobody is told, and no journal
+    /// knows of it.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn enqueue(&self, events: Vec<Event>) {
+        let table = self.tables.name().clone();
+        with_pool!(&self.connections, pool => {
+            let mut transaction = pool.begin().await.expect("no transaction");
+            Outbox::new(table).enqueue_all(&mut transaction, events).await.expect("enqueue failed");
+            transaction.commit().await.expect("commit failed");
+        });
+    }
+
+    /// The time by the database's clock.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn database_time(&self) -> Timestamp {
+        let micros: i64 = match &self.connections {
+            Connections::Postgres(pool) => {
+                const NOW: &str = "select (extract(epoch from clock_timestamp()) * 1e6)::bigint";
+                sqlx::query_scalar(NOW).fetch_one(pool).await
+            }
+            Connections::MySql(pool) => {
+                const NOW: &str = "select cast(unix_timestamp(sysdate(6)) * 1000000 as signed)";
+                sqlx::query_scalar(NOW).fetch_one(pool).await
+            }
+            Connections::Sqlite(pool) => {
+                const NOW: &str = "select cast(unixepoch('subsec') * 1000000 as integer)";
+                sqlx::query_scalar(NOW).fetch_one(pool).await
+            }
+        }
+        .expect("the time cannot be asked for");
+        Timestamp::from_microsecond(micros).expect("a time")
+    }
+
+    /// Plain SQL with the names of the tables filled in.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn sql(&self, template: &str) {
+        let sql = AssertSqlSafe(self.tables.fill(template));
+        with_pool!(&self.connections, pool => {
+            sqlx::raw_sql(sql).execute(pool).await.expect("plain SQL failed");
+        });
+    }
+
+    /// The shards that each relay holds by name; free ones do not count.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn shards_of(&self, relay: &str) -> Vec<ShardRecord> {
+        let prefix = format!("{relay}/");
+        let mut shards = self.store.shards().await.expect("the shards cannot be read");
+        shards.retain(|shard| shard.locked_by.as_deref().is_some_and(|o| o.starts_with(&prefix)));
+        shards
+    }
+
+    /// Waits until this relay holds so many shards.
+    ///
+    /// # Panics
+    ///
+    /// When it never does.
+    pub async fn until_holds(&self, relay: &str, count: usize) {
+        self.until(&format!("{relay} to hold {count} shards"), async || {
+            self.shards_of(relay).await.len() == count
+        })
+        .await;
+    }
+
+    /// How many shards the outbox has.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn shard_count(&self) -> usize {
+        usize::from(self.store.check().await.expect("the outbox is gone"))
+    }
+
+    /// Waits until the database says so. Asks every few milliseconds.
+    ///
+    /// # Panics
+    ///
+    /// When it never does.
+    pub async fn until(&self, what: &str, mut reached: impl AsyncFnMut() -> bool) {
+        let begun = Instant::now();
+        while !reached().await {
+            assert!(
+                begun.elapsed() < LIMIT,
+                "waited in vain for {what}; {:?}",
+                self.store.counts().await
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until nothing is left to be delivered.
+    ///
+    /// # Panics
+    ///
+    /// When something stays.
+    pub async fn until_drained(&self) {
+        self.until("the outbox to be drained", async || {
+            let counts = self.store.counts().await.expect("counts cannot be read");
+            counts.new + counts.sending + counts.retry == 0
+        })
+        .await;
+    }
+
+    /// Every event of the outbox, in the order of its sequence.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn events(&self) -> Vec<EventRecord> {
+        let mut all = Vec::new();
+        let mut before = None;
+        loop {
+            let page = self.store.events(&Filter::default(), before, 500).await;
+            let page = page.expect("events cannot be listed");
+            all.extend(page.events);
+            before = page.next;
+            if before.is_none() {
+                all.reverse();
+                return all;
+            }
+        }
+    }
+
+    /// One event.
+    ///
+    /// # Panics
+    ///
+    /// When it is not there.
+    pub async fn event(&self, id: Uuid) -> EventRecord {
+        let event = self.store.event(id).await.expect("an event cannot be read");
+        event.unwrap_or_else(|| panic!("event {id} is gone"))
+    }
+
+    /// Ends what belongs to the test. Not called when it failed: then all is kept to be looked at.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn clean(self) {
+        if self.database != Database::Sqlite {
+            for table in tables::ALL {
+                self.sql(&format!("drop table if exists {table}")).await;
+            }
+        }
+        with_pool!(&self.connections, pool => pool.close().await);
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn store<DB: Dialect>(pool: &Pool<DB>, tables: &Tables) -> Arc<dyn Store> {
+    DB::store(pool.clone(), tables.clone())
+}
+
+fn server(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run scripts/test, or source target/servers/env")
+    })
+}
+
+/// The defaults that the binary has.
+fn parsed<T: clap::Parser>() -> T {
+    T::parse_from(["posthaste-harness"])
+}
+
+#[derive(clap::Parser)]
+struct RelayArguments {
+    #[command(flatten)]
+    relay: RelayOptions,
+}
+
+#[derive(clap::Parser)]
+struct WriterArguments {
+    #[command(flatten)]
+    writer: WriterOptions,
+}
+
+/// Whether the long runs were asked for.
+pub fn nightly() -> bool {
+    std::env::var_os("POSTHASTE_NIGHTLY").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// The seed of this run, printed so that its schedule can be had again with `POSTHASTE_SEED`.
+///
+/// # Panics
+///
+/// When `POSTHASTE_SEED` is not a number.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("POSTHASTE_SEED") {
+        Ok(text) => text.parse().expect("POSTHASTE_SEED is not a number"),
+        Err(_) => fastrand::u64(..1_000_000),
+    };
+    println!("seed {seed} (again with POSTHASTE_SEED={seed})");
+    seed
+}
