@@ -29,7 +29,9 @@ impl Driver {
                     && !self.settling
                     && self.unwritten.is_none()
                     && !self.acquiring
-                    && !self.handing_over;
+                    && !self.handing_over
+                    // A heartbeat that arrives after the farewell would keep us alive for a lease.
+                    && !self.ticking;
                 drained || self.clock.now() >= stopping.until
             }
             None if self.once => {

@@ -91,15 +91,13 @@ macro_rules! store_conformance {
                 a_delayed_event_falls_due
                 the_longest_due_comes_first
                 held_and_parked_events_are_never_due
-                a_hot_row_knows_the_unsettled_event_before_it
-                a_hot_read_leaves_out_what_is_not_fresh
-                a_hot_row_looks_only_at_its_own_key
                 the_held_events_of_a_lane_come_in_order
                 blocked_lanes_are_told_with_what_blocks_them
                 reading_writes_nothing
             }
             late {
                 transactions_that_commit_in_reverse_order_are_both_found
+                a_transaction_that_began_after_the_last_look_is_found
                 a_late_commit_behind_settled_events_is_found
                 a_reader_of_one_shard_finds_its_late_commits
                 an_open_transaction_stalls_nobody
@@ -108,6 +106,11 @@ macro_rules! store_conformance {
                 a_late_commit_survives_the_death_of_the_owner
                 the_first_owner_finds_what_was_open_when_it_came
                 a_reader_among_many_writers_finds_everything
+            }
+            hot {
+                a_hot_row_knows_the_unsettled_event_before_it
+                a_hot_read_leaves_out_what_is_not_fresh
+                a_hot_row_looks_only_at_its_own_key
             }
             claim {
                 a_claimed_row_is_being_sent
@@ -121,11 +124,13 @@ macro_rules! store_conformance {
                 a_delivered_row_can_be_deleted
                 a_renewed_row_is_kept
                 rows_that_are_given_back_are_free
+                a_hot_claim_takes_what_is_free
+            }
+            sweep {
                 the_sweep_finds_what_was_given_back_behind_the_cursor
                 the_sweep_keeps_to_its_limit
                 the_sweep_finds_late_commits
                 a_new_claimer_finds_everything
-                a_hot_claim_takes_what_is_free
             }
             settle {
                 a_delivered_event_is_sent

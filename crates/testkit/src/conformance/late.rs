@@ -32,6 +32,28 @@ pub async fn transactions_that_commit_in_reverse_order_are_both_found<DB: Dialec
     assert!(owner.poll().await.is_empty());
 }
 
+/// A transaction that had not even begun when the reader last looked for late commits is found,
+/// too.
+pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let owner = outbox.owner().await;
+    let (mut slow, mut fast) = (outbox.begin().await, outbox.begin().await);
+    let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
+    let high = outbox.enqueue_in(&mut fast, &[event("fast")]).await[0].sequence;
+    fast.commit().await.unwrap();
+    let ahead = outbox.store.read_ahead(&owner.shards(), &owner.position, 10).await.unwrap();
+    assert_eq!(sequences(&ahead.rows), [high]);
+    owner.settle(&sent(&ahead.rows)).await;
+    slow.commit().await.unwrap();
+    let late = outbox.store.read_late(&owner.shards(), &ahead.position).await.unwrap();
+    assert_eq!(sequences(&late.rows), [low], "the late commit was skipped");
+}
+
 /// The same when what was found is settled at once, as a relay does, marked or deleted.
 pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {

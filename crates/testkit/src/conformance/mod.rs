@@ -47,7 +47,11 @@ pub mod read;
 
 pub mod late;
 
+pub mod hot;
+
 pub mod claim;
+
+pub mod sweep;
 
 pub mod settle;
 
@@ -103,7 +107,7 @@ mod tests {
 
     /// What the macro turns into tests, and what the themes hold.
     const LIST: &str = include_str!("cases.rs");
-    const THEMES: [(&str, &str); 14] = [
+    const THEMES: [(&str, &str); 16] = [
         ("schema", include_str!("schema.rs")),
         ("enqueue", include_str!("enqueue.rs")),
         ("idempotent", include_str!("idempotent.rs")),
@@ -111,7 +115,9 @@ mod tests {
         ("leases", include_str!("leases.rs")),
         ("read", include_str!("read.rs")),
         ("late", include_str!("late.rs")),
+        ("hot", include_str!("hot.rs")),
         ("claim", include_str!("claim.rs")),
+        ("sweep", include_str!("sweep.rs")),
         ("settle", include_str!("settle.rs")),
         ("fence", include_str!("fence.rs")),
         ("inspect", include_str!("inspect.rs")),
