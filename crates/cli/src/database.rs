@@ -1,6 +1,10 @@
 //! Opening an outbox that must be there already.
 
-use std::{path::Path, str::FromStr, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use posthaste::{Error, ErrorKind, Result, store::Store, stores};
 use sqlx::sqlite::SqliteConnectOptions;
@@ -18,20 +22,40 @@ pub(crate) async fn open(database: &DatabaseArgs) -> Result<(Arc<dyn Store>, u16
 
 /// Refuses a SQLite file that is not there; connecting could make it.
 pub(crate) fn refuse_missing_file(url: &str) -> Result<()> {
-    if !url.starts_with("sqlite:") || url.contains("mode=memory") {
-        return Ok(());
-    }
-    // A URL that cannot be read is the store's to refuse.
-    let Ok(options) = SqliteConnectOptions::from_str(url) else { return Ok(()) };
-    let file: &Path = options.get_filename();
-    if file.exists() {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::NotFound,
-        format!(
+    match sqlite_file(url) {
+        Some(file) if file.is_dir() => {
+            Err(not_found(format!("{} is a folder, not a database file", file.display())))
+        }
+        Some(file) if !file.exists() => Err(not_found(format!(
             "database file {} is not there; check the path, or make it with `posthaste migrate`",
             file.display()
-        ),
-    ))
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a SQLite file whose folder is not there: nobody makes that.
+pub(crate) fn refuse_missing_folder(url: &str) -> Result<()> {
+    let file = sqlite_file(url);
+    match file.as_deref().and_then(Path::parent) {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(not_found(format!("folder {} is not there; make it first", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The file that a URL names, unless it is another database's, one in memory, or wrong in a way
+/// that is the store's to refuse.
+fn sqlite_file(url: &str) -> Option<PathBuf> {
+    let path = url.strip_prefix("sqlite:")?.trim_start_matches("//");
+    if path.is_empty() || path.starts_with(":memory:") || path.contains("mode=memory") {
+        return None;
+    }
+    let options = SqliteConnectOptions::from_str(url).ok()?;
+    Some(options.get_filename().to_owned())
+}
+
+fn not_found(message: String) -> Error {
+    Error::new(ErrorKind::NotFound, message)
 }

@@ -4,7 +4,7 @@ use std::{error::Error, process::ExitCode};
 
 /// Prints a failure of a command. Gives exit code 1.
 pub(crate) fn report(error: &dyn Error, url: Option<&str>) -> ExitCode {
-    eprintln!("error: {}", hide_password(&line(error), url));
+    eprintln!("error: {}", line(error, url));
     ExitCode::FAILURE
 }
 
@@ -25,12 +25,13 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The error and its causes, each once: a cause whose text was said already adds nothing.
-fn line(error: &dyn Error) -> String {
+/// The error and its causes, each once: a cause whose text was said already adds nothing. Our own
+/// message never holds the URL; a driver's may.
+fn line(error: &dyn Error, url: Option<&str>) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let text = hide_password(&error.to_string(), url);
         if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
@@ -102,14 +103,14 @@ mod tests {
     fn a_cause_is_appended_only_when_it_adds_something() {
         let cause = || io::Error::other("disk is full");
         let error = posthaste::Error::invalid("writing failed").with_source(cause());
-        assert_eq!(line(&error), "writing failed: disk is full");
+        assert_eq!(line(&error, None), "writing failed: disk is full");
         let error = posthaste::Error::invalid("failed: disk is full").with_source(cause());
-        assert_eq!(line(&error), "failed: disk is full");
+        assert_eq!(line(&error, None), "failed: disk is full");
     }
 
     #[test]
     fn an_error_of_several_lines_becomes_one() {
-        assert_eq!(line(&posthaste::Error::invalid("a\n  b\r\nc")), "a b c");
+        assert_eq!(line(&posthaste::Error::invalid("a\n  b\r\nc"), None), "a b c");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use clap::Args;
 use posthaste::{Error, ErrorKind, Result, stores};
 
-use crate::args::DatabaseArgs;
+use crate::{args::DatabaseArgs, database::refuse_missing_folder};
 
 /// Make the tables of an outbox, or bring them to this version. Safe to repeat.
 #[derive(Args)]
@@ -28,6 +28,7 @@ pub(crate) async fn run(args: MigrateArgs) -> Result<()> {
         let sql = stores::migrations_sql(&database.url, &database.options(), shards)?;
         return write(&sql);
     }
+    refuse_missing_folder(&database.url)?;
     let store = stores::connect(&database.url, &database.options()).await?;
     let applied = store.migrate(shards).await?;
     let total = store.check().await?;

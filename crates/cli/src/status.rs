@@ -6,7 +6,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
 use posthaste::{
-    Result,
+    Error, ErrorKind, Result,
     store::{Counts, Store},
 };
 use serde::Serialize;
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
     let outbox = args.database.table.to_string();
     let report = Report::read(&*store, outbox, shards, args.sent).await?;
     if args.json {
-        println!("{}", serde_json::json!(report));
+        println!("{}", report.for_programs()?);
     } else {
         print!("{}", report.for_people());
     }
@@ -108,6 +108,12 @@ impl Report {
                 .collect(),
             relays: relays.collect(),
             shards: Shards { total, held, free: shards.len() - held },
+        })
+    }
+
+    fn for_programs(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| {
+            Error::new(ErrorKind::State, "the status cannot be written as JSON").with_source(error)
         })
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use posthaste::{
-    Dialect, Event, Outbox,
+    Dialect, Enqueued, Event, Outbox,
     store::{EventRecord, Filter, ShardRecord, Store},
     stores::Tables,
 };
@@ -24,6 +24,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use crate::{
+    journal::{Entry, Journal},
     judge::Judgement,
     options::{RelayOptions, WriterOptions},
     process::{LIMIT, Process},
@@ -52,6 +53,7 @@ pub enum Connections {
 }
 
 /// Does the same on whichever database it is.
+#[macro_export]
 macro_rules! with_pool {
     ($connections:expr, $pool:ident => $body:expr) => {
         match $connections {
@@ -61,8 +63,6 @@ macro_rules! with_pool {
         }
     };
 }
-pub(crate) use with_pool;
-
 impl Connections {
     /// Connects as an application would.
     pub async fn open(url: &str, most: u32) -> Result<Self, sqlx::Error> {
@@ -181,18 +181,16 @@ impl Fixture {
         Judgement::of(&self.commits(), &self.deliveries())
     }
 
-    /// Writes events in one transaction of the test's own process. Nobody is told, and no journal
-    /// knows of it.
+    /// Writes events in one transaction of the test's own process, into the journal too. Nobody is
+    /// told.
     ///
     /// # Panics
     ///
     /// When the database refuses.
     pub async fn enqueue(&self, events: Vec<Event>) {
-        let table = self.tables.name().clone();
         with_pool!(&self.connections, pool => {
-            let mut transaction = pool.begin().await.expect("no transaction");
-            Outbox::new(table).enqueue_all(&mut transaction, events).await.expect("enqueue failed");
-            transaction.commit().await.expect("commit failed");
+            let open = OpenTransaction::begin(self, pool, events).await;
+            open.commit().await;
         });
     }
 
@@ -341,6 +339,55 @@ impl Fixture {
     }
 }
 
+/// A transaction of the test's own process whose events are enqueued and in the journal.
+pub struct OpenTransaction<DB: Dialect> {
+    transaction: sqlx::Transaction<'static, DB>,
+    journal: Journal,
+    id: Uuid,
+    /// What was enqueued.
+    pub enqueued: Vec<Enqueued>,
+}
+
+impl<DB: Dialect> OpenTransaction<DB> {
+    /// Begins it and enqueues these events.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn begin(fixture: &Fixture, pool: &Pool<DB>, events: Vec<Event>) -> Self {
+        let journal = Journal::open(&fixture.commits()).expect("the journal cannot be opened");
+        let id = Uuid::now_v7();
+        let mut transaction = pool.begin().await.expect("no transaction");
+        for event in &events {
+            let key = event.aggregate_id().unwrap_or("-").to_owned();
+            journal.write(&Entry::Began(event.id(), key).line(id));
+        }
+        let outbox = Outbox::new(fixture.tables.name().clone());
+        let enqueued = outbox.enqueue_all(&mut transaction, events).await.expect("enqueue failed");
+        Self { transaction, journal, id, enqueued }
+    }
+
+    /// Commits it.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn commit(self) {
+        self.transaction.commit().await.expect("commit failed");
+        self.journal.write(&Entry::Committed.line(self.id));
+    }
+}
+
+/// An event of this type and key.
+///
+/// # Panics
+///
+/// When it would not be valid.
+pub fn event(event_type: &str, key: &str) -> Event {
+    let event = Event::builder(event_type).aggregate("Thing", key).raw_json("{}");
+    event.build().expect("an event that is valid")
+}
+
 fn store<DB: Dialect>(pool: &Pool<DB>, tables: &Tables) -> Arc<dyn Store> {
     DB::store(pool.clone(), tables.clone())
 }
@@ -385,4 +432,28 @@ pub fn seed() -> u64 {
     };
     println!("seed {seed} (again with POSTHASTE_SEED={seed})");
     seed
+}
+
+/// Runs tests on databases: `postgres, Postgres: this_test, that_test;`. Each gets a fixture of its
+/// own, which is cleaned when it passes.
+#[macro_export]
+macro_rules! on_databases {
+    ($($module:ident, $database:ident: $($name:ident),+ $(,)?;)+) => {
+        $(
+            mod $module {
+                $(
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    async fn $name() {
+                        let fixture = $crate::fixture::Fixture::new(
+                            $crate::fixture::Database::$database,
+                            env!("CARGO_BIN_EXE_posthaste-harness"),
+                        )
+                        .await;
+                        super::$name(&fixture).await;
+                        fixture.clean().await;
+                    }
+                )+
+            }
+        )+
+    };
 }

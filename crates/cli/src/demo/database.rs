@@ -5,7 +5,7 @@ use std::{future::Future, path::PathBuf};
 
 use posthaste::{Dialect, Error, ErrorKind, Result, stores::Tables};
 use posthaste_testkit::tables::drop_outbox;
-use sqlx::{Database, Executor, MySql, Pool, Postgres, Sqlite};
+use sqlx::{Database, Executor, MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 
 /// A folder that is removed with everything in it when it is dropped.
 pub(super) struct Folder(PathBuf);
@@ -31,6 +31,15 @@ impl Drop for Folder {
         // What cannot be removed is the temporary folder's to lose.
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Connections of the shop's own, to where the store is connected.
+pub(super) async fn shop_pool<DB: Database>(store: &Pool<DB>) -> Result<Pool<DB>> {
+    PoolOptions::new()
+        .max_connections(8)
+        .connect_with((*store.connect_options()).clone())
+        .await
+        .map_err(failed("the shop could not connect"))
 }
 
 type Wrote = sqlx::Result<()>;

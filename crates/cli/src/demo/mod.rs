@@ -26,7 +26,10 @@ use posthaste::{
 };
 use posthaste_testkit::tables::unique;
 
-use self::{database::Folder, run::Demo};
+use self::{
+    database::{Folder, shop_pool},
+    run::Demo,
+};
 use crate::{database::refuse_missing_file, duration, stop::StopSignal};
 
 /// Run a small shop with a relay and watch its events arrive: orders are placed, paid and shipped
@@ -69,16 +72,18 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
     let summary = match url.split(':').next() {
         Some("postgres" | "postgresql") => {
             let store = PostgresStore::connect(&url, tables.clone(), &options).await?;
-            let pool = store.pool().clone();
+            let pool = shop_pool(store.pool()).await?;
             demo(Arc::new(store)).run(pool).await?
         }
         Some("mysql" | "mariadb") => {
             let store = MySqlStore::connect(&url, tables.clone(), &options).await?;
-            let pool = store.pool().clone();
+            let pool = shop_pool(store.pool()).await?;
             demo(Arc::new(store)).run(pool).await?
         }
         Some("sqlite") => {
             let store = SqliteStore::connect(&url, tables.clone(), &options).await?;
+            // SQLite has one writer: two that share a pool take turns, two with a pool each would
+            // wait for the file's lock.
             let pool = store.pool().clone();
             demo(Arc::new(store)).run(pool).await?
         }

@@ -45,8 +45,7 @@ pub(super) struct Demo {
 }
 
 impl Demo {
-    /// Makes the tables, runs, and drops them, whatever happened in between. The shop writes
-    /// through the store's own pool: on SQLite two writers would only wait for each other.
+    /// Makes the tables, runs, and drops them, whatever happened in between.
     pub(super) async fn run<DB: ShopDatabase>(self, pool: Pool<DB>) -> Result<Summary>
     where
         for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
@@ -141,7 +140,10 @@ impl Demo {
                     let elapsed = started.elapsed();
                     let per_second = throughput.now(elapsed, running.delivered);
                     let (counts, stats) = (self.store.counts().await?, relay.stats());
-                    screen.draw(&Moment { elapsed, running, per_second, latency, counts, stats });
+                    let until = self.time;
+                    let moment =
+                        Moment { elapsed, until, running, per_second, latency, counts, stats };
+                    screen.draw(&moment);
                 }
             }
         }

@@ -12,6 +12,8 @@ use super::{latency::Histogram, ledger::Running};
 /// What is shown at one moment.
 pub(super) struct Moment {
     pub(super) elapsed: Duration,
+    /// When it will end, if that is known.
+    pub(super) until: Option<Duration>,
     pub(super) running: Running,
     pub(super) per_second: f64,
     pub(super) latency: Histogram,
@@ -59,13 +61,16 @@ impl Screen {
 
 /// For a terminal; no line is longer than 80 columns, or it could not be drawn over.
 fn lines(moment: &Moment) -> Vec<String> {
-    let Moment { elapsed, running, per_second, latency, counts, stats } = moment;
+    let Moment { elapsed, until, running, per_second, latency, counts, stats } = moment;
     let Running { orders, committed, delivered, rolled_back } = running;
     let backlog = counts.new + counts.sending + counts.retry;
     let row =
         |name: &str, figure: String, rest: String| format!("  {name:<14}{figure:>10}  {rest}");
     vec![
-        format!("  running for {} s; Ctrl-C stops", elapsed.as_secs()),
+        match until {
+            Some(until) => format!("  {} of {} s; Ctrl-C stops", elapsed.as_secs(), until.as_secs()),
+            None => format!("  {} s; Ctrl-C stops", elapsed.as_secs()),
+        },
         String::new(),
         row("orders", number(*orders), format!("{} rolled back on purpose", number(*rolled_back))),
         row("committed", number(*committed), "events, each in its order's transaction".into()),
@@ -88,7 +93,7 @@ fn lines(moment: &Moment) -> Vec<String> {
 }
 
 fn line(moment: &Moment) -> String {
-    let Moment { elapsed, running, per_second, latency, counts, stats } = moment;
+    let Moment { elapsed, running, per_second, latency, counts, stats, .. } = moment;
     format!(
         "{:>4} s  committed {}  delivered {} ({}/s)  p50 {}  p99 {}  backlog {}  retries {}  \
          held {}  dead {}",
@@ -135,6 +140,7 @@ mod tests {
         let huge = u64::MAX / 1_000_000_000;
         let moment = Moment {
             elapsed: Duration::from_secs(1_000_000),
+            until: Some(Duration::from_secs(2_000_000)),
             running: Running { orders: huge, committed: huge, delivered: huge, rolled_back: huge },
             per_second: 1e6,
             latency: Histogram::default(),

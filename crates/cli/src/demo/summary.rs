@@ -61,17 +61,17 @@ impl Summary {
     }
 
     fn how(&self) -> String {
-        let mut text =
-            "How it was checked: the shop wrote down every event with the times at which \
-                        its\ntransaction began and was committed, the destination every event that \
-                        it accepted.\nposthaste-testkit's checker compared the two: an event that \
-                        was committed and neither\ndelivered nor dead is lost; one that was \
-                        delivered before an earlier one of its order\nis out of order."
-                .to_owned();
+        let mut text = "\
+How it was checked: the shop wrote down every event with the times at which its
+transaction began and was committed, the destination every event it accepted.
+The checker of posthaste-testkit compared the two. Lost is what was committed
+and is neither delivered nor dead; out of order is what was delivered before an
+event of the same order that had been committed before it began."
+            .to_owned();
         if self.verdict.checked_early > 0 {
             text += &format!(
-                "\nTo bound memory, {} finished orders were checked on the way and forgotten; \
-                 order is\npromised per key, and each was checked whole.",
+                "\nTo bound memory, {} finished orders were checked on the way and forgotten:\n\
+                 order is promised per key, and each was checked whole.",
                 number(self.verdict.checked_early as u64)
             );
         }

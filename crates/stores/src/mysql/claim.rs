@@ -206,13 +206,14 @@ const LOWEST_MARK: &str = "
     select mark, mark_context from {shards} where tenant_group = '' order by mark limit 1";
 
 const LOWEST_FRESH: &str = concat!(
-    "select e.sequence from {events} e where e.sequence > ? and e.sequence <= ? and ",
+    "select e.sequence from {events} e force index (primary)
+    where e.sequence > ? and e.sequence <= ? and ",
     fresh!(),
     " order by e.sequence limit 1"
 );
 
 const ANY_FRESH: &str = concat!(
-    "select exists (select 1 from {events} e
+    "select exists (select 1 from {events} e force index (primary)
         where e.sequence > ? and e.locked_until is null and ",
     fresh!(),
     "), coalesce((select max(sequence) from {events}), 0)"
@@ -332,7 +333,7 @@ const LOCK_LISTED: &str = concat!(
 const LOCK_BETWEEN: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e
+    " from {events} e force index (primary)
     where e.sequence > ? and e.sequence <= ? and e.locked_until is null and ",
     fresh!(),
     " order by e.sequence limit ? for update skip locked"
@@ -344,7 +345,7 @@ const TAKE: &str = "
     where sequence in ({list})";
 
 const TAKE_BETWEEN: &str = concat!(
-    "update {events} e
+    "update {events} e force index (primary)
     set e.locked_by = ?, e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
     where e.sequence > ? and e.sequence <= ? and e.locked_until is null and ",
     fresh!(),

@@ -121,7 +121,7 @@ impl Inspect for MySqlStore {
             order by sequence desc limit ?"
         );
         const ANY: (&str, &str) = page!(
-            "select sequence from {events}
+            "select sequence from {events} force index (primary)
             where sequence < ?
             order by sequence desc limit ?"
         );

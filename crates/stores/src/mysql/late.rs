@@ -50,7 +50,7 @@ pub(super) struct Look {
 
 const LOOK: &str = "
     select sequence, cast(unix_timestamp() as signed)
-    from {events}
+    from {events} force index (primary)
     where sequence > ? and sequence <= ?
     order by sequence
     limit ?";
@@ -161,7 +161,7 @@ impl MySqlStore {
         const PROBE_GAPS: &str = "
             select sequence, sent_at is null and dead_at is null and discarded_at is null
                 and not_before is null
-            from {events}
+            from {events} force index (primary)
             where {gaps}
             order by sequence";
 

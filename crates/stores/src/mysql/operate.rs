@@ -118,7 +118,8 @@ const FIND_DEAD: &str = concat!(
 );
 
 const FIND_SENT: &str = concat!(
-    "select e.sequence from {events} e where e.sent_at is not null and ",
+    "select e.sequence from {events} e force index (primary)
+    where e.sent_at is not null and ",
     matches_filter!(),
     " order by e.sequence limit ?"
 );
@@ -359,7 +360,7 @@ const EXAMINE: &str = "
             < timestampadd(microsecond, -?, utc_timestamp(6)), 0),
         created_at < timestampadd(microsecond, -?, utc_timestamp(6)),
         created_at < utc_timestamp(6) - interval 1 hour
-    from {events}
+    from {events} force index (primary)
     where sequence > ?
     order by sequence
     limit ?";

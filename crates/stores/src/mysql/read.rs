@@ -166,7 +166,7 @@ impl Read for MySqlStore {
 const AHEAD: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e
+    " from {events} e force index (primary)
     where (e.shard in ({list}) or e.shard is null) and e.sequence > ? and e.sequence <= ? and ",
     fresh!(),
     " order by e.sequence limit ?"
@@ -202,7 +202,8 @@ const NEXT_DUE: &str = concat!(
 
 /// The row before it of the same aggregate, whatever its state, is one step in the index; whether
 /// that one is settled is asked afterwards, or this would walk through all that was sent. Texts are
-/// compared as bytes: to the collation, which both servers know, a space at the end is nothing.
+/// compared as bytes: to the collation, which both servers know, a space at the end is nothing. Only
+/// when ordered by the whole index does MySQL walk it backwards instead of sorting.
 const HOT: &str = concat!(
     "select ",
     columns!(),
@@ -217,7 +218,7 @@ const HOT: &str = concat!(
                 and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
                 and cast(coalesce(p.tenant, '') as binary) = cast(coalesce(e.tenant, '') as binary)
                 and p.ordering_key is null
-            order by p.sequence desc limit 1)
+            order by p.aggregate_id desc, p.sequence desc limit 1)
     end
     from {events} e
     where e.sequence in ({list}) and ",

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use posthaste_harness::options::{RelayOptions, WriterOptions};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// One process of a crash test.
 #[derive(Parser)]
@@ -41,4 +42,11 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends this process when the one that started it has gone without ending it.
+async fn end_with_parent() {
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Ok(Some(_)) = lines.next_line().await {}
+    std::process::exit(1);
 }

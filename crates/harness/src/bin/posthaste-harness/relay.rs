@@ -18,12 +18,9 @@ use posthaste_harness::{
     message::{Message, Report, say},
     options::RelayOptions,
 };
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    signal::unix::{SignalKind, signal},
-};
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::transport::Recorder;
+use crate::{end_with_parent, transport::Recorder};
 
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(20);
@@ -62,7 +59,7 @@ impl Running {
 
 pub(crate) async fn run(options: &RelayOptions) -> Result<(), Box<dyn Error>> {
     let mut terminated = signal(SignalKind::terminate())?;
-    end_with_parent();
+    tokio::spawn(end_with_parent());
     let running = Running::start(options).await?;
     let mut said = Report::default();
     while running.relay.is_running() {
@@ -78,13 +75,4 @@ pub(crate) async fn run(options: &RelayOptions) -> Result<(), Box<dyn Error>> {
     }
     say(&Message::Report(running.stop().await?));
     Ok(())
-}
-
-/// Ends this process when the one that started it has gone without ending it.
-fn end_with_parent() {
-    tokio::spawn(async {
-        let mut lines = BufReader::new(tokio::io::stdin()).lines();
-        while let Ok(Some(_)) = lines.next_line().await {}
-        std::process::exit(1);
-    });
 }

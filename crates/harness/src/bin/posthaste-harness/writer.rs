@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use posthaste::{Dialect, Event, Outbox};
+use posthaste::{Dialect, EnqueueIn, Event, Outbox};
 use posthaste_harness::{
-    fixture::Connections,
+    fixture::{Connections, event},
     journal::{Entry, Journal},
     message::{Message, Report, say},
     options::{Path, WriterOptions},
@@ -25,7 +25,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::relay::Running;
+use crate::{end_with_parent, relay::Running};
 
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -107,7 +107,7 @@ impl<DB: Dialect> Writer<DB> {
             let keys = (0..count).map(|_| format!("k{}", random.u32(..self.options.keys)));
             let keys: Vec<String> = keys.collect();
             let commits = random.f64() >= self.options.rollback;
-            self.transaction(keys, commits).await;
+            self.transaction(&keys, commits).await;
             if self.options.pause > 0 {
                 tokio::time::sleep(Duration::from_millis(random.u64(..=self.options.pause))).await;
             }
@@ -123,7 +123,7 @@ impl<DB: Dialect> Writer<DB> {
             let (writer, key) = (Arc::clone(&self), key.to_owned());
             let permit = Arc::clone(&room).acquire_owned().await;
             tokio::spawn(async move {
-                writer.transaction(vec![key.clone()], true).await;
+                writer.transaction(std::slice::from_ref(&key), true).await;
                 say(&Message::Written(key));
                 drop(permit);
             });
@@ -132,73 +132,51 @@ impl<DB: Dialect> Writer<DB> {
         std::process::exit(1);
     }
 
-    /// One transaction. Its events are in the journal before the database knows of them, its end
-    /// only once that is certain.
-    async fn transaction(&self, keys: Vec<String>, commits: bool) {
-        let transaction = Uuid::now_v7();
-        let events: Vec<Event> = keys
-            .iter()
-            .map(|key| {
-                let event = Event::builder("Changed").aggregate("Thing", key).raw_json("{}");
-                event.build().expect("an event that is valid")
-            })
-            .collect();
-        for (event, key) in events.iter().zip(&keys) {
-            self.journal.write(&Entry::Began(event.id(), key.clone()).line(transaction));
-        }
-        let count = events.len() as u64;
+    /// One transaction of these keys, by our own wrapper or by the driver's.
+    async fn transaction(&self, keys: &[String], commits: bool) {
+        let id = Uuid::now_v7();
         let end = match self.options.path {
-            Path::Hot | Path::Wake => self.with_wrapper(events, commits).await,
-            Path::Plain => self.with_driver(events, commits).await,
+            Path::Hot | Path::Wake => {
+                let Ok(mut tx) = self.outbox.begin(&self.pool).await else { return };
+                match (self.enqueue(&mut tx, id, keys).await, commits) {
+                    (true, true) => End::of(tx.commit().await),
+                    // The connection can break now; it is rolled back all the same.
+                    _ => End::rolled_back(tx.rollback().await),
+                }
+            }
+            // As an application that knows nothing of relays.
+            Path::Plain => {
+                let Ok(mut tx) = self.pool.begin().await else { return };
+                match (self.enqueue(&mut tx, id, keys).await, commits) {
+                    (true, true) => End::of(tx.commit().await),
+                    _ => End::rolled_back(tx.rollback().await),
+                }
+            }
         };
         match end {
             End::Committed => {
-                self.journal.write(&Entry::Committed.line(transaction));
-                self.committed.fetch_add(count, Ordering::Relaxed);
+                self.journal.write(&Entry::Committed.line(id));
+                self.committed.fetch_add(keys.len() as u64, Ordering::Relaxed);
             }
-            End::RolledBack => self.journal.write(&Entry::RolledBack.line(transaction)),
+            End::RolledBack => self.journal.write(&Entry::RolledBack.line(id)),
             End::Unknown => {
                 self.unknown.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Through our own transaction.
-    async fn with_wrapper(&self, events: Vec<Event>, commits: bool) -> End {
-        let Ok(mut tx) = self.outbox.begin(&self.pool).await else {
-            return End::RolledBack;
-        };
-        if let Err(error) = self.outbox.enqueue_all(&mut tx, events).await {
-            tracing::warn!(%error, "enqueue failed");
-            return End::RolledBack;
+    /// Events are in the journal before the database knows of them.
+    async fn enqueue(&self, tx: &mut impl EnqueueIn<DB>, id: Uuid, keys: &[String]) -> bool {
+        let events: Vec<Event> = keys.iter().map(|key| event("Changed", key)).collect();
+        for (event, key) in events.iter().zip(keys) {
+            self.journal.write(&Entry::Began(event.id(), key.clone()).line(id));
         }
-        if !commits {
-            // The connection can break now; what was not committed is rolled back all the same.
-            let _ = tx.rollback().await;
-            return End::RolledBack;
-        }
-        match tx.commit().await {
-            Ok(()) => End::Committed,
-            Err(error) => End::unknown(&error),
-        }
-    }
-
-    /// Through the driver's own transaction, as an application that knows nothing of relays.
-    async fn with_driver(&self, events: Vec<Event>, commits: bool) -> End {
-        let Ok(mut tx) = self.pool.begin().await else {
-            return End::RolledBack;
-        };
-        if let Err(error) = self.outbox.enqueue_all(&mut tx, events).await {
-            tracing::warn!(%error, "enqueue failed");
-            return End::RolledBack;
-        }
-        if !commits {
-            let _ = tx.rollback().await;
-            return End::RolledBack;
-        }
-        match tx.commit().await {
-            Ok(()) => End::Committed,
-            Err(error) => End::unknown(&error),
+        match self.outbox.enqueue_all(tx, events).await {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(%error, "enqueue failed");
+                false
+            }
         }
     }
 
@@ -218,15 +196,18 @@ enum End {
 }
 
 impl End {
-    fn unknown(error: &dyn Error) -> Self {
-        tracing::warn!(%error, "commit failed");
-        Self::Unknown
+    /// Committed for certain, or nobody knows.
+    fn of(commit: Result<(), impl Error>) -> Self {
+        match commit {
+            Ok(()) => Self::Committed,
+            Err(error) => {
+                tracing::warn!(%error, "commit failed");
+                Self::Unknown
+            }
+        }
     }
-}
 
-/// Ends this process when the one that started it has gone without ending it.
-async fn end_with_parent() {
-    let mut lines = BufReader::new(tokio::io::stdin()).lines();
-    while let Ok(Some(_)) = lines.next_line().await {}
-    std::process::exit(1);
+    fn rolled_back(_: Result<(), impl Error>) -> Self {
+        Self::RolledBack
+    }
 }
