@@ -79,6 +79,6 @@ mod tests {
     fn an_age_has_at_most_two_units() {
         assert_eq!(age(Duration::from_millis(1_260)), "1.3 s");
         assert_eq!(age(Duration::from_secs(125)), "2 min 5 s");
-        assert_eq!(age(Duration::from_secs(90_000)), "1 d 1 h");
+        assert_eq!(age(Duration::from_hours(25)), "1 d 1 h");
     }
 }

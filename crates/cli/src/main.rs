@@ -22,6 +22,8 @@ mod bench;
 
 mod stop;
 
+mod output;
+
 mod failure;
 
 use std::process::ExitCode;
@@ -35,7 +37,7 @@ use tracing_subscriber::EnvFilter;
 ///
 /// Start with `posthaste demo`. It needs no server.
 #[derive(Parser)]
-#[command(name = "posthaste", version, infer_subcommands = true, max_term_width = 100)]
+#[command(name = "posthaste", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -66,7 +68,7 @@ impl Command {
         }
     }
 
-    /// What is logged unless RUST_LOG says otherwise.
+    /// What is logged unless `RUST_LOG` says otherwise.
     fn log_level(&self) -> &'static str {
         match self {
             // Its failures are on purpose, and its screen is redrawn in place.

@@ -1,11 +1,9 @@
 //! `posthaste migrate`: makes the tables, or prints the SQL that does.
 
-use std::io::Write as _;
-
 use clap::Args;
-use posthaste::{Error, ErrorKind, Result, stores};
+use posthaste::{Result, stores};
 
-use crate::{args::DatabaseArgs, database::refuse_missing_folder};
+use crate::{args::DatabaseArgs, database::refuse_missing_folder, output::print};
 
 /// Make the tables of an outbox, or bring them to this version. Safe to repeat.
 #[derive(Args)]
@@ -23,17 +21,17 @@ pub(crate) struct MigrateArgs {
 }
 
 pub(crate) async fn run(args: MigrateArgs) -> Result<()> {
-    let MigrateArgs { database, shards, print } = args;
-    if print {
+    let MigrateArgs { database, shards, .. } = args;
+    if args.print {
         let sql = stores::migrations_sql(&database.url, &database.options(), shards)?;
-        return write(&sql);
+        return print(&sql);
     }
     refuse_missing_folder(&database.url)?;
     let store = stores::connect(&database.url, &database.options()).await?;
     let applied = store.migrate(shards).await?;
     let total = store.check().await?;
     let outbox = format!("outbox {} ({}, {})", database.table, store.database(), of_shards(total));
-    write(&match applied.as_slice() {
+    print(&match applied.as_slice() {
         [] => format!("{outbox} is up to date: nothing to apply\n"),
         [one] => format!("{outbox}: applied migration {one}\n"),
         [first, .., last] => format!("{outbox}: applied migrations {first} to {last}\n"),
@@ -45,10 +43,4 @@ fn of_shards(total: u16) -> String {
         1 => "1 shard".to_owned(),
         total => format!("{total} shards"),
     }
-}
-
-fn write(text: &str) -> Result<()> {
-    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| {
-        Error::new(ErrorKind::State, "standard output cannot be written").with_source(error)
-    })
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use posthaste::{
     Error, Result,
     relay::{Config, OnDead, Relay, Retention, Stats},
-    store::RelayOrdering,
+    store::{Counts, RelayOrdering, Store},
     transport::Transport,
     transports::log::{Format, LogTransport},
 };
@@ -17,7 +17,7 @@ use crate::{args::DatabaseArgs, database, duration, stop::StopSignal};
 const LIVENESS: Duration = Duration::from_millis(200);
 
 /// Deliver the events of an outbox until stopped. Events go to standard output, logs to standard
-/// error (RUST_LOG chooses them). Ctrl-C or SIGTERM stops: what is in flight ends, leases are
+/// error (`RUST_LOG` chooses them). Ctrl-C or SIGTERM stops: what is in flight ends, leases are
 /// released.
 #[derive(Args)]
 pub(crate) struct RelayArgs {
@@ -152,13 +152,20 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     let config = args.config();
     config.check()?;
     let (store, _) = database::open(&args.database).await?;
-    let relay = Relay::new(store, transport, config)?;
-    if args.once {
-        let stats = relay.relay_once().await?;
-        eprintln!("{}", summary(&stats));
-        return Ok(());
+    let relay = Relay::new(Arc::clone(&store), transport, config)?;
+    if args.once { one_pass(&relay, &*store).await } else { until_stopped(&relay).await }
+}
+
+async fn one_pass(relay: &Relay, store: &dyn Store) -> Result<()> {
+    let stats = relay.relay_once().await?;
+    let Counts { new, sending, retry, .. } = store.counts().await?;
+    let pending = new + sending + retry;
+    eprintln!("{}, still pending {pending}", summary(&stats));
+    let held = store.shards().await?.iter().filter(|shard| shard.locked_by.is_some()).count();
+    if pending > 0 && held > 0 {
+        eprintln!("{held} shards are held by other relays, which deliver their events");
     }
-    until_stopped(&relay).await
+    Ok(())
 }
 
 async fn until_stopped(relay: &Relay) -> Result<()> {
@@ -178,9 +185,9 @@ async fn until_stopped(relay: &Relay) -> Result<()> {
 
 fn summary(stats: &Stats) -> String {
     let Stats { delivered, retried, dead, stale_settles, .. } = stats;
-    let mut line = format!("delivered {delivered}, to be tried again {retried}, dead {dead}");
-    if *stale_settles > 0 {
-        line += &format!(", refused because the lease was lost {stale_settles}");
+    let line = format!("delivered {delivered}, to be tried again {retried}, dead {dead}");
+    match stale_settles {
+        0 => line,
+        refused => format!("{line}, refused because the lease was lost {refused}"),
     }
-    line
 }

@@ -1,6 +1,6 @@
 //! `posthaste status`: counts, ages, relays and shards of an outbox.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
@@ -11,7 +11,7 @@ use posthaste::{
 };
 use serde::Serialize;
 
-use crate::{args::DatabaseArgs, database, duration};
+use crate::{args::DatabaseArgs, database, duration, output::print};
 
 /// Show how an outbox stands. Changes nothing.
 #[derive(Args)]
@@ -32,12 +32,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
     let (store, shards) = database::open(&args.database).await?;
     let outbox = args.database.table.to_string();
     let report = Report::read(&*store, outbox, shards, args.sent).await?;
-    if args.json {
-        println!("{}", report.for_programs()?);
-    } else {
-        print!("{}", report.for_people());
-    }
-    Ok(())
+    print(&if args.json { report.for_programs()? + "\n" } else { report.to_string() })
 }
 
 /// What `--json` writes. Ages are in seconds.
@@ -117,13 +112,8 @@ impl Report {
         })
     }
 
-    fn for_people(&self) -> String {
+    fn event_table(&self) -> Table {
         let Counts { new, sending, retry, dead } = self.counts;
-        let oldest = match self.oldest_pending_s {
-            Some(age) => format!("oldest pending for {}", seconds(age)),
-            None => "nothing pending".to_owned(),
-        };
-        let Shards { total, held, free } = self.shards;
         let mut events = table(["status", "events"]);
         for (status, count) in [("new", new), ("sending", sending), ("retry", retry)] {
             events.add_row([status.to_owned(), count.to_string()]);
@@ -133,23 +123,16 @@ impl Report {
             events.add_row(["sent, kept".to_owned(), sent.to_string()]);
         }
         align_right(&mut events, 1);
-        let mut text =
-            format!("outbox {} ({})\n\n{events}\n{oldest}\n", self.outbox, self.database);
-        if !self.backlog_by_tenant.is_empty() {
-            let mut backlog = table(["tenant", "backlog"]);
-            for Backlog { tenant, events } in &self.backlog_by_tenant {
-                backlog
-                    .add_row([tenant.clone().unwrap_or("(none)".to_owned()), events.to_string()]);
-            }
-            align_right(&mut backlog, 1);
-            text += &format!("\n{backlog}\n");
+        events
+    }
+
+    fn tenant_table(&self) -> Table {
+        let mut backlog = table(["tenant", "backlog"]);
+        for Backlog { tenant, events } in &self.backlog_by_tenant {
+            backlog.add_row([tenant.as_deref().unwrap_or("(none)").to_owned(), events.to_string()]);
         }
-        if self.relays.is_empty() {
-            text += "\nno relay has reported\n";
-        } else {
-            text += &format!("\n{}\n", self.relay_table());
-        }
-        text + &format!("shards: {total}, held {held}, free {free}\n")
+        align_right(&mut backlog, 1);
+        backlog
     }
 
     fn relay_table(&self) -> Table {
@@ -165,6 +148,27 @@ impl Report {
         }
         align_right(&mut relays, 3);
         relays
+    }
+}
+
+/// For people.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shards { total, held, free } = self.shards;
+        writeln!(f, "outbox {} ({})\n\n{}", self.outbox, self.database, self.event_table())?;
+        match self.oldest_pending_s {
+            Some(age) => writeln!(f, "oldest pending for {}\n", seconds(age))?,
+            None => writeln!(f, "nothing pending\n")?,
+        }
+        if !self.backlog_by_tenant.is_empty() {
+            writeln!(f, "{}\n", self.tenant_table())?;
+        }
+        if self.relays.is_empty() {
+            writeln!(f, "no relay has reported")?;
+        } else {
+            writeln!(f, "{}", self.relay_table())?;
+        }
+        writeln!(f, "shards: {total}, held {held}, free {free}")
     }
 }
 

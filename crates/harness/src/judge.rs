@@ -24,7 +24,18 @@ pub struct Judgement {
     each: usize,
     /// Relays that lost a lease although nobody killed them: the machine stood still.
     stalled: HashSet<String>,
-    one_order: bool,
+    /// The event that is meant to end dead.
+    dead: HashSet<Uuid>,
+    order: Order,
+}
+
+/// What keeps its order with what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Order {
+    #[default]
+    PerKey,
+    Global,
+    None,
 }
 
 impl Judgement {
@@ -50,7 +61,17 @@ impl Judgement {
 
     /// All events share one order, whatever their keys.
     pub fn one_order(&mut self) {
-        self.one_order = true;
+        self.order = Order::Global;
+    }
+
+    /// No order was promised.
+    pub fn unordered(&mut self) {
+        self.order = Order::None;
+    }
+
+    /// This event is meant to end dead.
+    pub fn ends_dead(&mut self, id: Uuid) {
+        self.dead.insert(id);
     }
 
     /// How many different events were delivered.
@@ -98,13 +119,19 @@ impl Judgement {
         let mut committed = Vec::new();
         for transaction in &self.transactions {
             for (id, key) in &transaction.events {
-                let event = match transaction.end {
+                let mut event = match transaction.end {
                     End::Committed(at) => Committed::new(*id, transaction.began, at),
                     End::Unknown => Committed::unacknowledged(*id, transaction.began),
                     // Not committed: its delivery would be a phantom.
                     End::RolledBack => continue,
                 };
-                committed.push(event.key(if self.one_order { "" } else { key }));
+                event.key = match self.order {
+                    Order::PerKey => Some(key.clone()),
+                    Order::Global => Some(String::new()),
+                    Order::None => None,
+                };
+                event.may_be_missing |= self.dead.contains(id);
+                committed.push(event);
             }
         }
         committed
@@ -124,7 +151,9 @@ impl Judgement {
         }
         let mut keys: HashMap<&str, Vec<&Committed>> = HashMap::new();
         for event in committed {
-            keys.entry(event.key.as_deref().unwrap_or_default()).or_default().push(event);
+            if let Some(key) = &event.key {
+                keys.entry(key).or_default().push(event);
+            }
         }
         let mut found = Vec::new();
         for events in keys.values_mut() {

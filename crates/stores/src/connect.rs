@@ -77,6 +77,26 @@ fn unconnected<DB: crate::Dialect>(
     DB::store(sqlx::pool::PoolOptions::new().connect_lazy_with(nowhere), tables)
 }
 
+/// Opens a pool, or says why not: a pool tries again until its time is up, and then no longer
+/// knows what was wrong.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) async fn open_pool<DB: sqlx::Database>(
+    pool: sqlx::pool::PoolOptions<DB>,
+    options: <DB::Connection as sqlx::Connection>::Options,
+    doing: &'static str,
+) -> Result<sqlx::Pool<DB>> {
+    let error = match pool.connect_with(options.clone()).await {
+        Err(error @ sqlx::Error::PoolTimedOut) => error,
+        opened => return opened.map_err(crate::failure::failed(doing)),
+    };
+    let again = <DB::Connection as sqlx::Connection>::connect_with(&options);
+    let reason = match tokio::time::timeout(std::time::Duration::from_secs(1), again).await {
+        Ok(Err(reason)) => reason,
+        _ => error,
+    };
+    Err(crate::failure::failed(doing)(reason))
+}
+
 fn unknown(scheme: &str) -> Error {
     match scheme {
         "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Error::invalid(format!(

@@ -20,21 +20,6 @@ pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     }
 }
 
-/// Why a pool could not connect: it tries again until its time is up, and then no longer knows.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) async fn reason<C: sqlx::Connection>(
-    error: sqlx::Error,
-    options: &C::Options,
-) -> sqlx::Error {
-    if !matches!(error, sqlx::Error::PoolTimedOut) {
-        return error;
-    }
-    match tokio::time::timeout(std::time::Duration::from_secs(1), C::connect_with(options)).await {
-        Ok(Err(reason)) => reason,
-        _ => error,
-    }
-}
-
 fn kind_of(error: &sqlx::Error) -> ErrorKind {
     match error {
         sqlx::Error::Io(_)

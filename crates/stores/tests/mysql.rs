@@ -168,9 +168,9 @@ async fn a_settle_that_waits_for_a_takeover_is_refused() {
 }
 
 #[tokio::test]
-async fn neither_settling_claiming_nor_purging_makes_an_insert_wait() {
+async fn claims_and_purges_pass_over_locked_rows_and_leave_inserts_alone() {
     let outbox = Outbox::new().await;
-    let written = outbox.enqueue_and_commit(&[event("a"), event("b")]).await;
+    outbox.commit(&[event("a"), event("b")]).await;
     let relay = new_relay();
     let lease = RowLease { token: format!("{}#1", relay.owner()) };
     // On the very rows at the end of the table, where a gap lock would lie.
@@ -184,7 +184,6 @@ async fn neither_settling_claiming_nor_purging_makes_an_insert_wait() {
     assert_eq!(purged, 0, "nothing was sent");
     outbox.commit(&[event("d")]).await;
     holder.rollback().await.unwrap();
-    assert_eq!(written.len(), 2);
     outbox.drop().await;
 }
 

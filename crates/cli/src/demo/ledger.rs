@@ -12,10 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste_testkit::checker::{Checker, Committed, Delivered};
+use posthaste_testkit::checker::Committed;
 use uuid::Uuid;
 
-use super::latency::{Histogram, Latencies};
+use super::{
+    latency::{Histogram, Latencies},
+    verdict::{Order, Verdict},
+};
 
 /// Finished orders in the books.
 const KEPT: usize = 20_000;
@@ -41,16 +44,6 @@ struct Books {
     latencies: Latencies,
 }
 
-/// One order and all that is known about its events.
-#[derive(Default)]
-struct Order {
-    committed: Vec<Committed>,
-    delivered: Vec<(Uuid, u64)>,
-    dead: Vec<Uuid>,
-    /// No transaction of it will follow.
-    over: bool,
-}
-
 /// Counts as they are known so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Running {
@@ -58,28 +51,6 @@ pub(super) struct Running {
     pub(super) committed: u64,
     pub(super) delivered: u64,
     pub(super) rolled_back: u64,
-}
-
-/// What the checker has found so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) committed: usize,
-    pub(super) delivered: usize,
-    pub(super) dead: usize,
-    pub(super) lost: usize,
-    pub(super) reordered: usize,
-    pub(super) duplicates: usize,
-    /// Delivered and never committed: what was rolled back belongs here.
-    pub(super) made_up: usize,
-    /// Orders that were checked before the end, to bound memory.
-    pub(super) checked_early: usize,
-}
-
-impl Verdict {
-    /// Every promise was kept. A duplicate breaks none: delivery is at least once.
-    pub(super) fn is_kept(&self) -> bool {
-        self.lost == 0 && self.reordered == 0 && self.made_up == 0
-    }
 }
 
 impl Ledger {
@@ -163,12 +134,11 @@ impl Ledger {
     /// The outbox shows this event as dead.
     pub(super) fn dead(&self, order: i64, id: Uuid) {
         let mut books = self.books();
-        if let Some(order) = books.orders.get_mut(&order)
-            && !order.dead.contains(&id)
-        {
-            order.dead.push(id);
+        let Some(known) = books.orders.get_mut(&order) else { return };
+        if !known.dead.contains(&id) {
+            known.dead.push(id);
+            books.finish(order);
         }
-        books.finish(order);
     }
 
     /// Counts so far, and the latencies of the last seconds.
@@ -186,7 +156,7 @@ impl Ledger {
         let mut books = self.books();
         let rest = std::mem::take(&mut books.orders);
         books.finished.clear();
-        books.check(rest);
+        books.verdict.check(rest.into_values());
         (books.verdict, books.running, books.latencies.whole.clone())
     }
 }
@@ -199,12 +169,7 @@ impl Books {
 
     /// When the order is over and its events are accounted for, it may be checked.
     fn finish(&mut self, number: i64) {
-        let Some(order) = self.orders.get(&number) else { return };
-        let accounted = |event: &Committed| {
-            order.dead.contains(&event.id) || order.delivered.iter().any(|(id, _)| *id == event.id)
-        };
-        // The last step finishes it, and a duplicate later on does so again: harmless.
-        if !order.over || !order.committed.iter().all(accounted) {
+        if !self.orders.get(&number).is_some_and(Order::is_finished) {
             return;
         }
         self.finished.push_back(number);
@@ -212,34 +177,10 @@ impl Books {
             return;
         }
         let oldest: Vec<i64> = self.finished.drain(..CHECKED_AT_ONCE).collect();
-        let orders: HashMap<i64, Order> =
-            oldest.into_iter().filter_map(|n| self.orders.remove_entry(&n)).collect();
+        let orders: Vec<Order> =
+            oldest.iter().filter_map(|number| self.orders.remove(number)).collect();
         self.verdict.checked_early += orders.len();
-        self.check(orders);
-    }
-
-    fn check(&mut self, orders: HashMap<i64, Order>) {
-        let mut checker = Checker::new();
-        checker.repeats_anywhere();
-        for order in orders.into_values() {
-            for mut event in order.committed {
-                if order.dead.contains(&event.id) {
-                    self.verdict.dead += 1;
-                    event = event.may_be_missing();
-                }
-                checker.committed(event);
-            }
-            for (id, at) in order.delivered {
-                checker.delivered(Delivered::new(id, at, "demo"));
-            }
-        }
-        let report = checker.check();
-        self.verdict.committed += report.committed;
-        self.verdict.delivered += report.delivered;
-        self.verdict.lost += report.lost.len();
-        self.verdict.reordered += report.reordered.len();
-        self.verdict.duplicates += report.excused;
-        self.verdict.made_up += report.phantoms.len();
+        self.verdict.check(orders);
     }
 }
 
@@ -262,7 +203,9 @@ mod tests {
 
     fn verdict_after(deliveries: &[u128]) -> Verdict {
         let ledger = ledger();
-        deliveries.iter().for_each(|n| ledger.delivered(1, id(*n), 0));
+        for n in deliveries {
+            ledger.delivered(1, id(*n), 0);
+        }
         ledger.close().0
     }
 
@@ -288,8 +231,9 @@ mod tests {
         ledger.dead(1, id(2));
         ledger.dead(1, id(2));
         ledger.delivered(1, id(3), 0);
+        assert_eq!(ledger.books().finished.len(), 1, "it is finished once");
         let verdict = ledger.close().0;
-        assert_eq!((verdict.dead, verdict.lost), (1, 0));
+        assert_eq!((verdict.committed, verdict.delivered, verdict.lost), (3, 2, 0));
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod destination;
 
 mod ledger;
 
+mod verdict;
+
 mod latency;
 
 mod screen;
@@ -30,7 +32,7 @@ use self::{
     database::{Folder, shop_pool},
     run::Demo,
 };
-use crate::{database::refuse_missing_file, duration, stop::StopSignal};
+use crate::{database::refuse_missing_file, duration, output::print, stop::StopSignal};
 
 /// Run a small shop with a relay and watch its events arrive: orders are placed, paid and shipped
 /// in transactions, some of which roll back; the destination fails now and then; a few events are
@@ -54,7 +56,7 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(args: DemoArgs) -> Result<()> {
-    let signal = StopSignal::new()?;
+    let mut signal = StopSignal::new()?;
     // Removed when this function ends, however it ends.
     let mut folder = None;
     let url = match &args.url {
@@ -66,37 +68,30 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
     };
     let tables = unique("posthaste_demo");
     let options = Options { table: tables.name().clone(), ..Options::default() };
-    println!("posthaste demo: a shop on {}", place(&args));
+    let own = folder.is_some();
     let demo =
-        |store| Demo { store, tables: tables.clone(), signal, time: args.time, rate: args.rate };
+        |store| Demo { store, tables: tables.clone(), own, time: args.time, rate: args.rate };
     let summary = match url.split(':').next() {
         Some("postgres" | "postgresql") => {
             let store = PostgresStore::connect(&url, tables.clone(), &options).await?;
             let pool = shop_pool(store.pool()).await?;
-            demo(Arc::new(store)).run(pool).await?
+            demo(Arc::new(store)).run(pool, &mut signal).await?
         }
         Some("mysql" | "mariadb") => {
             let store = MySqlStore::connect(&url, tables.clone(), &options).await?;
             let pool = shop_pool(store.pool()).await?;
-            demo(Arc::new(store)).run(pool).await?
+            demo(Arc::new(store)).run(pool, &mut signal).await?
         }
         Some("sqlite") => {
             let store = SqliteStore::connect(&url, tables.clone(), &options).await?;
             // SQLite has one writer: two that share a pool take turns, two with a pool each would
             // wait for the file's lock.
             let pool = store.pool().clone();
-            demo(Arc::new(store)).run(pool).await?
+            demo(Arc::new(store)).run(pool, &mut signal).await?
         }
         // It says which schemes are known.
         _ => return stores::connect(&url, &options).await.map(drop),
     };
-    summary.print();
+    print(&summary.to_string())?;
     summary.verdict()
-}
-
-fn place(args: &DemoArgs) -> &'static str {
-    match args.url {
-        None => "SQLite, in a temporary file that is removed at the end",
-        Some(_) => "the database of --url, in tables of its own that are dropped at the end",
-    }
 }

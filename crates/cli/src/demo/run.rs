@@ -8,7 +8,7 @@ use std::{
 };
 
 use posthaste::{
-    Outbox, Result, Status,
+    Error, ErrorKind, Outbox, Result, Status,
     backoff::Backoff,
     relay::{Config, Relay, Retention, Stats},
     store::{Counts, Filter, Store},
@@ -25,10 +25,10 @@ use super::{
     destination::{Destination, order},
     ledger::Ledger,
     screen::{Moment, Screen},
-    shop::Shop,
+    shop::{Shop, closed_early, crashed},
     summary::Summary,
 };
-use crate::stop::StopSignal;
+use crate::{output::print, stop::StopSignal};
 
 /// The failure with this number is an event's last: few, so that poison ends while one watches.
 const MAX_ATTEMPTS: u32 = 5;
@@ -39,31 +39,44 @@ const DRAIN: Duration = Duration::from_secs(30);
 pub(super) struct Demo {
     pub(super) store: Arc<dyn Store>,
     pub(super) tables: Tables,
-    pub(super) signal: StopSignal,
+    /// The database is the demo's own.
+    pub(super) own: bool,
     pub(super) time: Option<Duration>,
     pub(super) rate: u32,
 }
 
 impl Demo {
     /// Makes the tables, runs, and drops them, whatever happened in between.
-    pub(super) async fn run<DB: ShopDatabase>(self, pool: Pool<DB>) -> Result<Summary>
+    pub(super) async fn run<DB: ShopDatabase>(
+        self,
+        pool: Pool<DB>,
+        signal: &mut StopSignal,
+    ) -> Result<Summary>
     where
         for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     {
         self.store.migrate(None).await?;
         create(&pool, &self.tables).await?;
-        let tables = self.tables.clone();
-        let ran = self.trade(&pool).await;
-        let removed = remove(&pool, &tables).await;
+        print(&self.title())?;
+        let ran = self.trade(&pool, signal).await;
+        let removed = remove(&pool, &self.tables).await;
         pool.close().await;
         let summary = ran?;
         removed.map(|()| summary)
     }
 
-    async fn trade<DB: ShopDatabase>(mut self, pool: &Pool<DB>) -> Result<Summary> {
+    async fn trade<DB: ShopDatabase>(
+        &self,
+        pool: &Pool<DB>,
+        signal: &mut StopSignal,
+    ) -> Result<Summary> {
         let ledger = Arc::new(Ledger::new());
         let relay = self.relay(&ledger)?;
         relay.start().await?;
+        // The shop opens when the relay has its leases, so that the figures show its usual day.
+        let mut stats = relay.watch();
+        let leased = stats.wait_for(|stats| stats.shards_owned == stats.shards && stats.shards > 0);
+        let _ = tokio::time::timeout(Duration::from_secs(3), leased).await;
         let shop = Shop {
             pool: pool.clone(),
             outbox: Outbox::new(self.tables.name().clone()).with_hot_path(relay.hot_path()),
@@ -73,20 +86,36 @@ impl Demo {
         let started = Instant::now();
         let closing = watch::Sender::new(false);
         let mut trading = tokio::spawn(shop.trade(self.rate, closing.subscribe()));
-        let watched = tokio::select! {
-            watched = self.watch(&relay, &ledger) => watched,
+        tokio::select! {
+            watched = self.watch(&relay, &ledger, signal) => watched?,
             // It ends early only when it failed.
-            ended = &mut trading => ended.map_err(super::shop::crashed)?,
-        };
-        closing.send_replace(true);
-        if !trading.is_finished() {
-            trading.await.map_err(super::shop::crashed)??;
+            ended = &mut trading => return ended.map_err(crashed)?.and(Err(closed_early())),
         }
-        let elapsed = started.elapsed();
+        let end = async {
+            closing.send_replace(true);
+            trading.await.map_err(crashed)??;
+            let elapsed = started.elapsed();
+            self.close(&relay, &ledger, elapsed).await
+        };
+        tokio::select! {
+            summary = end => summary,
+            () = signal.wait() => Err(Error::new(
+                ErrorKind::State,
+                "stopped by a second signal before the end; nothing was checked",
+            )),
+        }
+    }
+
+    /// Stops the relay, delivers what is left, and checks.
+    async fn close(
+        &self,
+        relay: &Relay,
+        ledger: &Arc<Ledger>,
+        elapsed: Duration,
+    ) -> Result<Summary> {
         let mut stats = relay.stop().await?;
-        watched?;
-        let counts = self.drain(&ledger, &mut stats).await?;
-        self.note_dead(&ledger, usize::MAX).await?;
+        let counts = self.drain(ledger, &mut stats).await?;
+        self.note_dead(ledger, usize::MAX).await?;
         let (verdict, running, latency) = ledger.close();
         Ok(Summary {
             elapsed,
@@ -98,6 +127,12 @@ impl Demo {
             dead: counts.dead,
             max_attempts: MAX_ATTEMPTS,
         })
+    }
+
+    fn title(&self) -> String {
+        let place =
+            if self.own { "a temporary file, removed" } else { "tables of its own, dropped" };
+        format!("posthaste demo: a shop on {}, in {place} at the end\n", self.store.database())
     }
 
     fn relay(&self, ledger: &Arc<Ledger>) -> Result<Relay> {
@@ -118,7 +153,7 @@ impl Demo {
     }
 
     /// Draws until the time is up, a signal comes, or the relay has ended by itself.
-    async fn watch(&mut self, relay: &Relay, ledger: &Ledger) -> Result<()> {
+    async fn watch(&self, relay: &Relay, ledger: &Ledger, signal: &mut StopSignal) -> Result<()> {
         let started = Instant::now();
         let mut screen = Screen::new();
         let mut draw = interval(screen.pace());
@@ -129,7 +164,7 @@ impl Demo {
         tokio::pin!(time_is_up);
         while relay.is_running() {
             tokio::select! {
-                () = self.signal.wait() => break,
+                () = signal.wait() => break,
                 () = &mut time_is_up => break,
                 _ = second.tick() => {
                     ledger.next_second();
@@ -190,10 +225,11 @@ struct Throughput(VecDeque<(Duration, u64)>);
 impl Throughput {
     fn now(&mut self, elapsed: Duration, delivered: u64) -> f64 {
         self.0.push_back((elapsed, delivered));
-        while self.0.len() > 2 && elapsed - self.0[0].0 > Duration::from_secs(5) {
+        while self.0.len() > 2 && elapsed > self.0[0].0 + Duration::from_secs(5) {
             self.0.pop_front();
         }
         let (then, had) = self.0[0];
-        (delivered - had) as f64 / (elapsed - then).as_secs_f64().max(0.001)
+        let passed = elapsed.saturating_sub(then).as_secs_f64().max(0.001);
+        (delivered - had) as f64 / passed
     }
 }

@@ -1,13 +1,11 @@
 //! The live account: redrawn in place on a terminal, a line a second elsewhere.
 
-use std::{
-    io::{IsTerminal, Write},
-    time::Duration,
-};
+use std::{io::IsTerminal, time::Duration};
 
 use posthaste::{relay::Stats, store::Counts};
 
 use super::{latency::Histogram, ledger::Running};
+use crate::output::print;
 
 /// What is shown at one moment.
 pub(super) struct Moment {
@@ -40,22 +38,22 @@ impl Screen {
     }
 
     pub(super) fn draw(&mut self, moment: &Moment) {
-        let mut out = String::new();
-        if self.in_place {
-            if self.drawn > 0 {
-                out += &format!("\x1b[{}A", self.drawn);
-            }
-            let lines = lines(moment);
-            self.drawn = lines.len();
-            for line in lines {
-                out += &format!("\x1b[2K{line}\n");
-            }
-        } else {
-            out = format!("{}\n", line(moment));
-        }
-        // A closed output must not end the run: the check's result is in the exit code.
-        let mut stdout = std::io::stdout().lock();
-        let _ = stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush());
+        let out =
+            if self.in_place { self.over_the_last(&lines(moment)) } else { line(moment) + "\n" };
+        // An output that fails must not end the run: the check's result is in the exit code too.
+        let _ = print(&out);
+    }
+}
+
+impl Screen {
+    /// Back to the first line of the last drawing; every line is erased before it is written.
+    fn over_the_last(&mut self, lines: &[String]) -> String {
+        let back = match self.drawn {
+            0 => String::new(),
+            drawn => format!("\x1b[{drawn}A"),
+        };
+        self.drawn = lines.len();
+        lines.iter().fold(back, |out, line| out + "\x1b[2K" + line + "\n")
     }
 }
 
@@ -68,7 +66,9 @@ fn lines(moment: &Moment) -> Vec<String> {
         |name: &str, figure: String, rest: String| format!("  {name:<14}{figure:>10}  {rest}");
     vec![
         match until {
-            Some(until) => format!("  {} of {} s; Ctrl-C stops", elapsed.as_secs(), until.as_secs()),
+            Some(until) => {
+                format!("  {} of {} s; Ctrl-C stops", elapsed.as_secs(), until.as_secs())
+            }
             None => format!("  {} s; Ctrl-C stops", elapsed.as_secs()),
         },
         String::new(),

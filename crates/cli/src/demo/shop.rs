@@ -127,3 +127,8 @@ async fn pause() {
 pub(super) fn crashed(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorKind::State, "the shop crashed").with_source(error)
 }
+
+/// It closed although nobody said so.
+pub(super) fn closed_early() -> Error {
+    Error::new(ErrorKind::State, "the shop closed before its time")
+}

@@ -1,13 +1,14 @@
 //! The end of a demo: what happened, what the checker found, and how it was checked.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use posthaste::{Error, ErrorKind, Result};
 
 use super::{
     latency::Histogram,
-    ledger::{Running, Verdict},
+    ledger::Running,
     screen::{millis, number},
+    verdict::Verdict,
 };
 
 /// All that the summary tells.
@@ -24,58 +25,63 @@ pub(super) struct Summary {
     pub(super) max_attempts: u32,
 }
 
-impl Summary {
-    pub(super) fn print(&self) {
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { running, verdict, .. } = self;
         let count = |count: usize| number(count as u64);
-        let row = |name: &str, figure: String, rest: &str| {
-            println!("{}", format!("  {name:<14}{figure:>10}  {rest}").trim_end());
+        writeln!(f, "\nafter {:.1} s and a graceful stop:\n", self.elapsed.as_secs_f64())?;
+        let mut row = |name: &str, figure: String, rest: &str| {
+            writeln!(f, "  {name:<14}{figure:>10}  {rest}")
         };
-        println!("\nafter {:.1} s and a graceful stop:\n", self.elapsed.as_secs_f64());
-        row("orders", number(running.orders), "each a key with its own order of events");
-        row("committed", count(verdict.committed), "events, each in its order's transaction");
-        row("delivered", count(verdict.delivered), &self.rate());
-        row("latency p50", millis(self.latency.quantile(0.5)), "from commit to destination");
-        row("latency p99", millis(self.latency.quantile(0.99)), "with the waits of retried events");
-        row("retries", number(self.retries), "failed attempts that were repeated");
-        let given_up = format!("given up on after {} attempts, and kept", self.max_attempts);
-        row("dead letters", number(self.dead), &given_up);
+        row("orders", number(running.orders), "each a key with its own order of events")?;
+        row("committed", count(verdict.committed), "events, each in its order's transaction")?;
+        row("delivered", count(verdict.delivered), &self.rate())?;
+        row("latency p50", millis(self.latency.quantile(0.5)), "from commit to destination")?;
+        row("latency p99", millis(self.latency.quantile(0.99)), "with the waits of retries")?;
+        row("retries", number(self.retries), "failed attempts that were repeated")?;
         if self.pending > 0 {
-            row("pending", number(self.pending), "still undelivered when the drain's time was up");
+            row("pending", number(self.pending), "undelivered when the drain's time was up")?;
         }
-        println!("\nlost: {}", verdict.lost);
-        println!("out of order: {}", verdict.reordered);
-        println!("duplicates: {}", verdict.duplicates);
-        println!(
+        writeln!(f, "\nlost: {}", verdict.lost)?;
+        writeln!(f, "out of order: {}", verdict.reordered)?;
+        writeln!(f, "duplicates: {}", verdict.duplicates)?;
+        writeln!(
+            f,
             "rolled back: {}, delivered nevertheless: {}",
             number(running.rolled_back),
             verdict.made_up
-        );
-        println!("dead letters: {}", self.dead);
-        println!("\n{}", self.how());
+        )?;
+        writeln!(
+            f,
+            "dead letters: {} (poison, given up on after {} attempts and kept)",
+            number(self.dead),
+            self.max_attempts
+        )?;
+        writeln!(f, "\n{}", self.how())
     }
+}
 
+impl Summary {
     fn rate(&self) -> String {
         let rate = self.verdict.delivered as f64 / self.elapsed.as_secs_f64().max(0.001);
         format!("{} events/s", number(rate as u64))
     }
 
     fn how(&self) -> String {
-        let mut text = "\
+        let how = "\
 How it was checked: the shop wrote down every event with the times at which its
 transaction began and was committed, the destination every event it accepted.
 The checker of posthaste-testkit compared the two. Lost is what was committed
 and is neither delivered nor dead; out of order is what was delivered before an
-event of the same order that had been committed before it began."
-            .to_owned();
-        if self.verdict.checked_early > 0 {
-            text += &format!(
-                "\nTo bound memory, {} finished orders were checked on the way and forgotten:\n\
-                 order is promised per key, and each was checked whole.",
-                number(self.verdict.checked_early as u64)
-            );
+event of the same order that had been committed before it began.";
+        match self.verdict.checked_early {
+            0 => how.to_owned(),
+            early => format!(
+                "{how}\nTo bound memory, {} finished orders were checked on the way and \
+                 forgotten:\norder is promised per key, and each was checked whole.",
+                number(early as u64)
+            ),
         }
-        text
     }
 
     /// An error when a promise was broken.

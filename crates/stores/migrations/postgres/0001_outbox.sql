@@ -47,10 +47,11 @@ create table if not exists {events} (
     discarded_at timestamptz,
     dead_at timestamptz,
     -- The only thing that success writes. No index may mention it, in its key or in its predicate:
-    -- half of each page is kept free so that this update stays inside the page (HOT).
+    -- more than half of each page is kept free, so that this update, which makes the row 8 bytes
+    -- longer, stays inside the page (HOT). With exactly half, 1 row in 9 does not (measured).
     sent_at timestamptz
 ) with (
-    fillfactor = 50,
+    fillfactor = 48,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_insert_threshold = 50000,

@@ -5,7 +5,7 @@
 //! and then locked by their primary key: a lock through a secondary index would go the other way
 //! round than a settle's, and the two could deadlock.
 
-use std::{collections::HashSet, sync::PoisonError, time::Duration, time::Instant};
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -15,16 +15,11 @@ use posthaste_core::{
 use sqlx::MySqlConnection;
 
 use super::{
-    ClaimStyle, LIST, MySqlStore,
-    gaps::Gaps,
-    micros, padded,
-    read::LOOK_LIMIT,
+    ClaimStyle, LIST, MySqlStore, micros, padded,
     row::{columns, fetched_all, fresh, unsettled},
+    sweep::Sweep,
 };
 use crate::failure::failed;
-
-/// A sweep's floor is written down no more often than this.
-const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many expired leases are looked at to take one.
 const EXPIRED_LIMIT: u64 = 16;
@@ -177,40 +172,9 @@ fn in_order(mut rows: Vec<Fetched>) -> Vec<Fetched> {
     rows
 }
 
-/// Where the sweeps of a relay stand.
-struct Sweep {
-    floor: i64,
-    looked: i64,
-    gaps: Gaps,
-}
-
-impl Sweep {
-    fn parse(context: &str) -> Option<Self> {
-        let (floor, rest) = context.split_once('|')?;
-        let (looked, gaps) = rest.split_once('|')?;
-        let (floor, looked) = (floor.parse().ok()?, looked.parse().ok()?);
-        Some(Self { floor, looked, gaps: Gaps::parse(gaps) })
-    }
-
-    fn from_mark(mark: Position) -> Self {
-        Self { floor: mark.sequence, looked: mark.sequence, gaps: Gaps::parse(&mark.context) }
-    }
-
-    fn to_text(&self) -> String {
-        format!("{}|{}|{}", self.floor, self.looked, self.gaps)
-    }
-}
-
 /// Behind the lowest mark nothing fresh is left but what appears in its gaps.
 const LOWEST_MARK: &str = "
     select mark, mark_context from {shards} where tenant_group = '' order by mark limit 1";
-
-const LOWEST_FRESH: &str = concat!(
-    "select e.sequence from {events} e force index (primary)
-    where e.sequence > ? and e.sequence <= ? and ",
-    fresh!(),
-    " order by e.sequence limit 1"
-);
 
 const ANY_FRESH: &str = concat!(
     "select exists (select 1 from {events} e force index (primary)
@@ -226,12 +190,6 @@ const DUE: &str = concat!(
     " order by e.not_before limit ?"
 );
 
-/// A shard that somebody owns has a mark of its owner's.
-const KEEP_FLOOR: &str = "
-    update {shards} set mark = ?, mark_context = ?
-    where tenant_group = '' and mark < ?
-        and (locked_by is null or locked_until < utc_timestamp(6))";
-
 impl MySqlStore {
     pub(super) async fn lowest_mark(&self) -> Result<Position> {
         let mark: Option<(i64, String)> = sqlx::query_as(self.tables.sql(LOWEST_MARK))
@@ -240,15 +198,6 @@ impl MySqlStore {
             .map_err(failed("reading the lowest mark"))?;
         let (sequence, context) = mark.unwrap_or_default();
         Ok(Position { sequence, context })
-    }
-
-    async fn lowest_fresh(&self, behind: i64, up_to: i64) -> Result<Option<i64>> {
-        sqlx::query_scalar(self.tables.sql(LOWEST_FRESH))
-            .bind(behind)
-            .bind(up_to)
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(failed("sweeping"))
     }
 
     /// Whether something can be claimed behind this number, and the newest number of all.
@@ -266,57 +215,6 @@ impl MySqlStore {
             .fetch_all(&self.pool)
             .await
             .map_err(failed("looking for due events"))
-    }
-
-    /// Looks for gaps up to the cursor and gives what has appeared in those that were known and
-    /// is fresh. That stays among the gaps: whoever claims it may give it back.
-    async fn look_behind(&self, sweep: &mut Sweep, cursor: i64) -> Result<Vec<i64>> {
-        let closed = match sweep.gaps.oldest() {
-            Some(oldest) => self.closed(oldest).await?,
-            None => 0,
-        };
-        let visible = self.probe(sweep.gaps.iter()).await?;
-        let numbers: Vec<i64> = visible.iter().map(|(sequence, _)| *sequence).collect();
-        sweep.gaps.remove(&numbers);
-        sweep.gaps.close(closed);
-        let appeared: Vec<i64> =
-            visible.into_iter().filter_map(|(sequence, fresh)| fresh.then_some(sequence)).collect();
-        for &sequence in &appeared {
-            // Added after the closing, and found again before the next one.
-            sweep.gaps.add(sequence, sequence, closed + 1);
-        }
-        if sweep.looked < cursor {
-            let look = self.look(sweep.looked, cursor, LOOK_LIMIT).await?;
-            sweep.gaps.add_missing(sweep.looked, &look.present, look.at);
-            let last = look.present.last().copied().unwrap_or(sweep.looked);
-            if look.present.len() == LOOK_LIMIT {
-                sweep.looked = last;
-            } else {
-                sweep.gaps.add(last + 1, cursor, look.at);
-                sweep.looked = cursor;
-            }
-        }
-        Ok(appeared)
-    }
-
-    /// So that a restart does not sweep from the beginning.
-    async fn keep_floor(&self, sweep: &Sweep) -> Result<()> {
-        {
-            let mut kept = self.floor_kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if kept.is_some_and(|at| at.elapsed() < KEEP_INTERVAL) {
-                return Ok(());
-            }
-            *kept = Some(Instant::now());
-        }
-        let mut transaction = self.begin("keeping the floor of a sweep").await?;
-        sqlx::query(self.tables.sql(KEEP_FLOOR))
-            .bind(sweep.floor)
-            .bind(sweep.gaps.to_string())
-            .bind(sweep.floor)
-            .execute(&mut *transaction)
-            .await
-            .map_err(failed("keeping the floor of a sweep"))?;
-        transaction.commit().await.map_err(failed("keeping the floor of a sweep"))
     }
 }
 

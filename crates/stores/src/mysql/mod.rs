@@ -21,6 +21,8 @@ mod late;
 
 mod read;
 
+mod sweep;
+
 mod claim;
 
 mod settle;
@@ -43,7 +45,7 @@ use sqlx::{
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
-use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
+use crate::{Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed};
 
 /// How long a call waits for a connection before it fails as unavailable.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,10 +85,8 @@ impl MySqlStore {
         let connect = connect_options(url)?;
         let pool = MySqlPoolOptions::new()
             .max_connections(options.connections)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .connect_with(connect)
-            .await
-            .map_err(failed("connecting to MySQL"))?;
+            .acquire_timeout(ACQUIRE_TIMEOUT);
+        let pool = open_pool(pool, connect, "connecting to MySQL").await?;
         Ok(Self::new(pool, tables))
     }
 
@@ -157,7 +157,8 @@ impl MySqlStore {
         Ok(AssertSqlSafe(self.listing(template, places).0.replace("{skip_locked}", skip_locked)))
     }
 
-    /// A statement whose `{list}` has places for so many values, as [`padded`] gives them.
+    /// A statement whose `{list}`, or table `{sequences}`, has places for so many values, as
+    /// [`padded`] gives them.
     fn listing(&self, template: &'static str, places: usize) -> AssertSqlSafe<String> {
         listing(&self.tables, template, places)
     }
@@ -167,7 +168,12 @@ fn listing(tables: &Tables, template: &'static str, places: usize) -> AssertSqlS
     let places = places.max(1).next_power_of_two();
     let mut list = "?, ".repeat(places);
     list.truncate(list.len() - 2);
-    AssertSqlSafe(tables.sql(template).0.replace("{list}", &list))
+    let statement = tables.sql(template).0;
+    if !statement.contains("{sequences}") {
+        return AssertSqlSafe(statement.replace("{list}", &list));
+    }
+    let rows = vec!["select cast(? as signed) as sequence"; places].join(" union all ");
+    AssertSqlSafe(statement.replace("{sequences}", &format!("({rows})")))
 }
 
 /// The values of a list, the last one again and again up to a power of two: so a statement is

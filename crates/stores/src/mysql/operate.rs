@@ -290,12 +290,11 @@ const DISCARD: &str = "
         lane = null, locked_by = null, locked_until = null
     where sequence in ({list})";
 
-/// By the primary key in any case: on a small table the server would walk through all rows, and
-/// wait for those that somebody has locked.
+/// By a join: given a list and a small table, the server would walk through all rows and wait for
+/// those that somebody has locked.
 const DELETE: &str = "
-    delete e, a from {events} e force index (primary)
-    left join {attempts} a on a.sequence = e.sequence
-    where e.sequence in ({list})";
+    delete e, a from {sequences} v straight_join {events} e on e.sequence = v.sequence
+    left join {attempts} a on a.sequence = e.sequence";
 
 const FIRST_HELD: &str = concat!(
     "select e.sequence from {events} e

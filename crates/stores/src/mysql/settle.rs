@@ -195,9 +195,9 @@ const SENT: &str = concat!(
 );
 
 const SENT_AND_GONE: &str = concat!(
-    "delete e, a from {events} e force index (primary)
+    "delete e, a from {sequences} v straight_join {events} e on e.sequence = v.sequence
     left join {attempts} a on a.sequence = e.sequence
-    where e.sequence in ({list}) and ",
+    where ",
     unsettled!()
 );
 

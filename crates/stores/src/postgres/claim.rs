@@ -5,8 +5,6 @@
 //! the rows that the snapshot could see, all up to the floor are settled or have a `not_before`,
 //! by which they are found. What the snapshot could not see is found by its transaction id.
 
-use std::sync::atomic::Ordering;
-
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
@@ -338,7 +336,7 @@ impl Claim for PostgresStore {
         sqlx::query(self.tables.sql(RENEW_ROWS))
             .bind(tokens)
             .bind(micros(relay.lease))
-            .bind(self.claimed.load(Ordering::Relaxed))
+            .bind(self.last_claimed())
             .execute(&self.pool)
             .await
             .map_err(failed("renewing row leases"))?;

@@ -41,7 +41,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
+use crate::{Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed};
 
 /// How long a call waits for a connection before it fails as unavailable.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -65,10 +65,8 @@ impl PostgresStore {
         let connect = connect_options(url)?;
         let pool = PgPoolOptions::new()
             .max_connections(options.connections)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .connect_with(connect)
-            .await
-            .map_err(failed("connecting to PostgreSQL"))?;
+            .acquire_timeout(ACQUIRE_TIMEOUT);
+        let pool = open_pool(pool, connect, "connecting to PostgreSQL").await?;
         Ok(Self::new(pool, tables))
     }
 
@@ -102,6 +100,14 @@ impl PostgresStore {
     fn remember_claimed(&self, sequence: Option<i64>) {
         if let Some(sequence) = sequence {
             self.claimed.fetch_max(sequence, Ordering::Relaxed);
+        }
+    }
+
+    /// No row that was claimed through this store lies behind it.
+    fn last_claimed(&self) -> i64 {
+        match self.claimed.load(Ordering::Relaxed) {
+            0 => i64::MAX,
+            sequence => sequence,
         }
     }
 }

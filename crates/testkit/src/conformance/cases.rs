@@ -123,6 +123,8 @@ macro_rules! store_conformance {
                 a_claimer_settles_what_it_holds
                 a_delivered_row_can_be_deleted
                 a_renewed_row_is_kept
+                a_renewed_retry_is_kept
+                a_row_given_back_after_an_attempt_is_a_retry
                 rows_that_are_given_back_are_free
                 a_hot_claim_takes_what_is_free
             }
@@ -153,6 +155,7 @@ macro_rules! store_conformance {
             fence {
                 a_stale_epoch_settles_nothing
                 another_owner_with_the_right_epoch_settles_nothing
+                an_old_epoch_of_the_same_owner_settles_nothing
                 a_released_shard_cannot_be_settled
                 a_lost_shard_does_not_hold_back_the_others
                 an_event_outside_the_fence_is_not_written

@@ -234,6 +234,47 @@ pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     assert_eq!(outbox.record(enqueued[1].id).await.locked_by, Some(heir.lease.token));
 }
 
+/// The same for a row that was claimed because its time had come.
+pub async fn a_renewed_retry_is_kept<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(2)).await;
+    let mut first = outbox.claimer("first");
+    let failed = first.claim(10).await;
+    let again: Vec<_> = failed.iter().map(|row| retry(row, 1, Duration::ZERO)).collect();
+    first.settle(&again).await;
+
+    let mut renewed = outbox.claimer_for("renewed", SHORT);
+    let mut forgotten = outbox.claimer_for("forgotten", SHORT);
+    let kept = renewed.claim(1).await.remove(0).sequence;
+    assert_eq!(forgotten.claim(1).await.len(), 1);
+    let patient = Relay { lease: LONG, ..renewed.relay.clone() };
+    outbox.store.renew_rows(&patient, &[renewed.lease.clone()]).await.unwrap();
+    let of = |sequence| enqueued.iter().find(|one| one.sequence == sequence).unwrap().id;
+    let lost = enqueued.iter().find(|one| one.sequence != kept).unwrap();
+    outbox.row_lease_expired(lost.id).await;
+    assert_eq!(outbox.record(of(kept)).await.status, Status::Sending);
+    let heir = outbox.claimer("heir");
+    let expired = heir.claim_expired().await.unwrap();
+    assert_eq!((expired.sequence, expired.attempts), (lost.sequence, 2));
+}
+
+/// A row that cost an attempt and is given back is to be tried again, and its attempt stays.
+pub async fn a_row_given_back_after_an_attempt_is_a_retry<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let event = event(1);
+    let sequence = outbox.enqueue_one(&event).await.sequence;
+    let mut dying = outbox.claimer_for("dying", SHORT);
+    assert_eq!(dying.claim(1).await.len(), 1);
+    outbox.row_lease_expired(event.id()).await;
+    let heir = outbox.claimer("heir");
+    assert!(heir.claim_expired().await.is_some());
+    outbox.store.unclaim(&heir.lease, &[sequence]).await.unwrap();
+    let record = outbox.record(event.id()).await;
+    assert_eq!((record.status, record.attempts), (Status::Retry, 1));
+    let rows = outbox.claimer("next").claim(10).await;
+    assert_eq!((sequences(&rows), rows[0].attempts), (vec![sequence], 1));
+}
+
 /// Rows that are given back are free at once, for everybody, and no attempt is burnt.
 pub async fn rows_that_are_given_back_are_free<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

@@ -5,14 +5,14 @@ use std::time::Duration;
 use futures_util::future::join;
 use posthaste_core::{
     Status,
-    store::{Fence, Fetched, Settlement},
+    store::{Fence, Fetched, Relay, Settlement},
 };
 use posthaste_stores::Dialect;
 
 use super::{
     Subject,
     outbox::Outbox,
-    relays::{SHORT, dead, events, held, parked, relay, retry, sent, sequences, suspect},
+    relays::{LONG, SHORT, dead, events, held, parked, relay, retry, sent, sequences, suspect},
 };
 
 async fn assert_refused<DB: Dialect>(
@@ -72,6 +72,24 @@ pub async fn another_owner_with_the_right_epoch_settles_nothing<DB: Dialect>(
     let rows = owner.poll().await;
     let stranger = Fence::Shards { owner: relay("x", SHORT).owner(), held: owner.held.clone() };
     assert_refused(&outbox, &stranger, &rows, &sent(&rows)).await;
+}
+
+/// A relay that lost a shard and got it back has no right by its first lease: somebody else may
+/// have worked in between.
+pub async fn an_old_epoch_of_the_same_owner_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(2)).await;
+    let mut owner = outbox.owner_for(SHORT).await;
+    let rows = owner.poll().await;
+    outbox.all_leases_expired().await;
+    let again = Relay { lease: LONG, ..owner.relay.clone() };
+    let leases = outbox.store.acquire(&again, &outbox.all_shards()).await.unwrap();
+    let fails = |row: &Fetched| retry(row, 1, Duration::ZERO);
+    for batch in [sent(&rows), rows.iter().map(fails).collect()] {
+        assert_refused(&outbox, &owner.fence(), &rows, &batch).await;
+    }
+    owner.held = leases.iter().map(|lease| lease.held).collect();
+    owner.settle(&sent(&rows)).await;
 }
 
 /// A released shard is nobody's.

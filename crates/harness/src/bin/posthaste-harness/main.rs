@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use posthaste_harness::options::{RelayOptions, WriterOptions};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::mpsc;
 
 /// One process of a crash test.
 #[derive(Parser)]
@@ -44,9 +44,15 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Ends this process when the one that started it has gone without ending it.
-async fn end_with_parent() {
-    let mut lines = BufReader::new(tokio::io::stdin()).lines();
-    while let Ok(Some(_)) = lines.next_line().await {}
-    std::process::exit(1);
+/// The lines that the test says. When it has gone without ending this process, the process ends.
+fn told() -> mpsc::UnboundedReceiver<String> {
+    let (sender, lines) = mpsc::unbounded_channel();
+    // A thread of its own: the runtime would wait for a read of its own that nothing ends.
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+        std::process::exit(1);
+    });
+    lines
 }

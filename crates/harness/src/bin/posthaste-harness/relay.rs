@@ -20,7 +20,7 @@ use posthaste_harness::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{end_with_parent, transport::Recorder};
+use crate::{told, transport::Recorder};
 
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(20);
@@ -59,7 +59,7 @@ impl Running {
 
 pub(crate) async fn run(options: &RelayOptions) -> Result<(), Box<dyn Error>> {
     let mut terminated = signal(SignalKind::terminate())?;
-    tokio::spawn(end_with_parent());
+    let _told = told();
     let running = Running::start(options).await?;
     let mut said = Report::default();
     while running.relay.is_running() {

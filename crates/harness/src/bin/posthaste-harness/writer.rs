@@ -18,14 +18,13 @@ use posthaste_harness::{
 };
 use sqlx::Pool;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
     signal::unix::{SignalKind, signal},
-    sync::Semaphore,
+    sync::{Semaphore, mpsc},
     task::JoinSet,
 };
 use uuid::Uuid;
 
-use crate::{end_with_parent, relay::Running};
+use crate::{relay::Running, told};
 
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -62,11 +61,11 @@ async fn write_on<DB: Dialect>(
         stopping: AtomicBool::new(false),
     });
 
+    let told = told();
     let mut writing = JoinSet::new();
     if writer.options.commanded {
-        tokio::spawn(Arc::clone(&writer).obey());
+        tokio::spawn(Arc::clone(&writer).obey(told));
     } else {
-        tokio::spawn(end_with_parent());
         for number in 0..writer.options.side_by_side {
             let seed = writer.options.relay.seed.wrapping_add(u64::from(number));
             writing.spawn(Arc::clone(&writer).roam(fastrand::Rng::with_seed(seed)));
@@ -115,10 +114,9 @@ impl<DB: Dialect> Writer<DB> {
     }
 
     /// A transaction for every line `write KEY`, side by side.
-    async fn obey(self: Arc<Self>) {
+    async fn obey(self: Arc<Self>, mut told: mpsc::UnboundedReceiver<String>) {
         let room = Arc::new(Semaphore::new(self.options.side_by_side as usize));
-        let mut lines = BufReader::new(tokio::io::stdin()).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
+        while let Some(line) = told.recv().await {
             let Some(key) = line.strip_prefix("write ") else { continue };
             let (writer, key) = (Arc::clone(&self), key.to_owned());
             let permit = Arc::clone(&room).acquire_owned().await;
@@ -128,8 +126,6 @@ impl<DB: Dialect> Writer<DB> {
                 drop(permit);
             });
         }
-        // The one that started this process has gone.
-        std::process::exit(1);
     }
 
     /// One transaction of these keys, by our own wrapper or by the driver's.

@@ -1,0 +1,136 @@
+//! Bad input: one line that says what is wrong and what to do, an exit code, nothing changed.
+
+mod command;
+
+use command::{Folder, content, pool, refused, succeed};
+
+#[test]
+fn an_unknown_url_scheme_is_refused_with_those_that_are_known() {
+    let url = "oracle://u:s3cret@host/db";
+    for args in [
+        &["migrate", "--url", url][..],
+        &["migrate", "--print", "--url", url],
+        &["relay", "--to", "log", "--url", url],
+        &["status", "--url", url],
+        &["demo", "--url", url],
+    ] {
+        let line = refused(args, 1, &["\"oracle\"", "postgres://", "mysql://", "sqlite:"]);
+        assert!(!line.contains("s3cret"), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_table_name_with_a_quote_is_refused_with_what_is_allowed() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let before = content(&url).await;
+    for table in ["out\"box", "out'box", "outbox; drop table outbox_event"] {
+        for command in [&["migrate"][..], &["relay", "--to", "log"], &["status"]] {
+            let args = [command, &["--url", &url, "--table", table]].concat();
+            refused(&args, 2, &["table name", "lowercase letters, digits and underscores"]);
+        }
+    }
+    assert_eq!(content(&url).await, before);
+}
+
+#[tokio::test]
+async fn settings_that_cannot_work_are_refused_before_the_relay_reports_itself() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let before = content(&url).await;
+    for (settings, says) in [
+        (&["--lease", "5s", "--heartbeat", "10s"][..], &["lease (5s)", "heartbeat (10s)"][..]),
+        (&["--batch", "0"], &["batch is 0", "at least 1"]),
+        (&["--concurrency", "0"], &["concurrency is 0", "at least 1"]),
+        (&["--max-attempts", "0"], &["max_attempts is 0", "at least 1"]),
+        (&["--name", "a/b"], &["\"a/b\"", "no slash"]),
+        (&["--busy-interval", "2s"], &["busy_interval (2s)", "idle_interval (1s)"]),
+    ] {
+        let args = [&["relay", "--to", "log", "--url", &url], settings].concat();
+        refused(&args, 1, says);
+    }
+    for (settings, says) in [
+        (&["--lease", "5"][..], &["--lease", "\"5\" is not a duration", "500ms"][..]),
+        (&["--ordering", "total"], &["\"total\"", "per_key, none or global"]),
+        (&["--on-dead", "bury"], &["\"bury\"", "skip or park"]),
+        (&["--lese", "5s"], &["--lese", "--lease"]),
+    ] {
+        let args = [&["relay", "--to", "log", "--url", &url], settings].concat();
+        refused(&args, 2, says);
+    }
+    assert_eq!(content(&url).await, before);
+}
+
+#[tokio::test]
+async fn another_number_of_shards_than_the_outbox_has_is_refused() {
+    let folder = Folder::new();
+    refused(&["migrate", "--url", &folder.url(), "--shards", "8"], 1, &["1 shard", "8"]);
+    assert!(folder.is_empty(), "a file was made");
+    let url = folder.migrated();
+    let before = content(&url).await;
+    refused(&["migrate", "--url", &url, "--shards", "8"], 1, &["1 shard", "8"]);
+    assert_eq!(content(&url).await, before);
+}
+
+#[tokio::test]
+async fn a_database_without_the_migration_is_refused_with_the_command_that_makes_it() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let before = content(&url).await;
+    for command in [&["relay", "--to", "log"][..], &["relay", "--to", "log", "--once"], &["status"]]
+    {
+        let args = [command, &["--url", &url, "--table", "another"]].concat();
+        refused(&args, 1, &["outbox another", "posthaste migrate"]);
+    }
+    assert_eq!(content(&url).await, before);
+}
+
+#[tokio::test]
+async fn a_migration_newer_than_the_binary_is_refused() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let database = pool(&url).await;
+    sqlx::query("update outbox_event_meta set version = 99").execute(&database).await.unwrap();
+    database.close().await;
+    let before = content(&url).await;
+    for command in [&["migrate"][..], &["relay", "--to", "log", "--once"], &["status"]] {
+        let args = [command, &["--url", &url]].concat();
+        refused(&args, 1, &["version 99", "newer", "use a newer posthaste"]);
+    }
+    assert_eq!(content(&url).await, before);
+}
+
+#[test]
+fn a_missing_sqlite_file_is_made_by_migrate_and_by_nobody_else() {
+    let folder = Folder::new();
+    let plain = folder.url();
+    let makes = format!("{plain}?mode=rwc");
+    for url in [&plain, &makes] {
+        for command in [&["relay", "--to", "log"][..], &["status"], &["demo", "--for", "1s"]] {
+            let args = [command, &["--url", url]].concat();
+            refused(&args, 1, &["app.db is not there", "posthaste migrate"]);
+        }
+    }
+    assert!(folder.is_empty(), "a file was made");
+    let nowhere = plain.replace("app.db", "nowhere/app.db");
+    refused(&["migrate", "--url", &nowhere], 1, &["nowhere is not there", "make it"]);
+    assert!(folder.is_empty(), "a folder was made");
+    succeed(&["migrate", "--url", &plain]);
+    assert!(!folder.is_empty());
+}
+
+#[tokio::test]
+async fn an_unknown_destination_is_refused_with_those_that_are_known() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let before = content(&url).await;
+    refused(&["relay", "--url", &url, "--to", "pigeon://roof"], 1, &["\"pigeon://roof\"", "log"]);
+    assert_eq!(content(&url).await, before);
+}
+
+#[test]
+fn what_is_missing_on_the_command_line_is_named_in_one_line() {
+    refused(&["relay"], 2, &["--url", "--to", "--help"]);
+    refused(&["statue"], 2, &["'statue'", "status"]);
+    refused(&["demo", "--rate", "0"], 2, &["--rate", "1..="]);
+}

@@ -1,0 +1,77 @@
+//! The same commands on database servers; `scripts/servers` starts them.
+
+mod command;
+
+use command::{command, refused, stderr, stdout, succeed};
+use posthaste::stores::{Options, mysql::MySqlStore, postgres::PostgresStore};
+use posthaste_testkit::tables::{drop_outbox, unique};
+
+fn server(variable: &str) -> String {
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} names no server; scripts/servers starts one"))
+}
+
+#[test]
+fn the_demo_keeps_its_promises_on_every_server() {
+    for variable in ["POSTHASTE_TEST_POSTGRES", "POSTHASTE_TEST_MARIADB"] {
+        let text = succeed(&["demo", "--for", "2s", "--url", &server(variable)]);
+        assert!(text.contains("\nlost: 0\nout of order: 0\nduplicates: 0\n"), "{variable}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn an_outbox_on_postgres_is_migrated_relayed_and_shown() {
+    let url = server("POSTHASTE_TEST_POSTGRES");
+    let tables = unique("cli");
+    let name = tables.name().to_string();
+    let on = |args: &[&'static str]| -> Vec<String> {
+        let place = ["--url", &url, "--table", &name].map(str::to_owned);
+        args.iter().map(|arg| (*arg).to_owned()).chain(place).collect()
+    };
+    let run = |args: &[&'static str]| {
+        let args = on(args);
+        succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let refuse = |args: &[&'static str], says: &[&str]| {
+        let args = on(args);
+        refused(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, says);
+    };
+    refuse(&["status"], &["is not there or has no migration", "posthaste migrate"]);
+    assert!(run(&["migrate", "--shards", "8"]).contains("(postgres, 8 shards): applied migration"));
+    refuse(&["migrate", "--shards", "16"], &["8 shards", "16"]);
+    assert!(run(&["migrate"]).contains("nothing to apply"));
+    assert_eq!(run(&["relay", "--to", "log", "--once"]), "");
+    let status: serde_json::Value = serde_json::from_str(&run(&["status", "--json"])).unwrap();
+    assert_eq!(status["shards"], serde_json::json!({ "total": 8, "held": 0, "free": 8 }));
+
+    let store = PostgresStore::connect(&url, tables.clone(), &Options::default()).await.unwrap();
+    drop_outbox(store.pool(), &tables).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_outbox_on_mariadb_is_migrated_relayed_and_shown() {
+    let url = server("POSTHASTE_TEST_MARIADB").replacen("mysql:", "mariadb:", 1);
+    let tables = unique("cli");
+    let name = tables.name().to_string();
+    let place = ["--url", &url, "--table", &name];
+    assert!(succeed(&[&["migrate"], &place[..]].concat()).contains("(mysql, 64 shards)"));
+    assert_eq!(succeed(&[&["relay", "--to", "log", "--once"], &place[..]].concat()), "");
+    assert!(succeed(&[&["status"], &place[..]].concat()).contains("held 0, free 64"));
+
+    let store = MySqlStore::connect(&url, tables.clone(), &Options::default()).await.unwrap();
+    drop_outbox(store.pool(), &tables).await.unwrap();
+}
+
+#[test]
+fn a_wrong_password_is_refused_and_never_shown() {
+    for variable in ["POSTHASTE_TEST_POSTGRES", "POSTHASTE_TEST_MARIADB"] {
+        let url = server(variable);
+        let (before, after) = (url.find("://").unwrap() + 3, url.find('@').unwrap());
+        let url = format!("{}posthaste:wr%40ng{}", &url[..before], &url[after..]);
+        let output = command(&["status"]).env("POSTHASTE_URL", &url).output().unwrap();
+        let line = stderr(&output);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+        assert!(line.starts_with("error: connecting to ") && line.lines().count() == 1, "{line}");
+        assert!(!line.contains("wr@ng") && !line.contains("wr%40ng"), "{line}");
+    }
+}
