@@ -161,6 +161,9 @@ async fn one_pass(relay: &Relay, store: &dyn Store) -> Result<()> {
     let Counts { new, sending, retry, .. } = store.counts().await?;
     let pending = new + sending + retry;
     eprintln!("{}, still pending {pending}", summary(&stats));
+    if retry > 0 {
+        eprintln!("{retry} failed before and wait for their next attempt");
+    }
     let held = store.shards().await?.iter().filter(|shard| shard.locked_by.is_some()).count();
     if pending > 0 && held > 0 {
         eprintln!("{held} shards are held by other relays, which deliver their events");

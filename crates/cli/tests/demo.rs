@@ -15,7 +15,7 @@ fn the_demo_delivers_everything_in_order_and_says_how_it_was_checked() {
     for line in ["lost: 0", "out of order: 0", "duplicates: 0"] {
         assert!(text.lines().any(|found| found == line), "no line {line:?} in\n{text}");
     }
-    assert!(text.contains(", delivered nevertheless: 0"), "{text}");
+    assert!(text.contains(", their events delivered: 0"), "{text}");
     assert!(text.contains("How it was checked:"), "{text}");
     assert!(text.contains("   1 s  committed "), "no account on the way in\n{text}");
     assert!(!text.contains('\x1b'), "escape codes where there is no terminal:\n{text}");

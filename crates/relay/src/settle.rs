@@ -84,6 +84,29 @@ impl Batch {
         })
     }
 
+    /// Says what failed, once it is written: every death, and retries in one line a batch.
+    fn log_failures(&self, refused: &BTreeSet<i64>) {
+        let mut retries = 0_usize;
+        let mut first = None;
+        let written = self.parts.iter().flat_map(|(_, part)| part);
+        for settlement in written.filter(|settlement| !refused.contains(&settlement.sequence)) {
+            let Settlement { sequence, attempts, verdict, .. } = settlement;
+            match verdict {
+                Verdict::Dead { error, destination, .. } => {
+                    tracing::warn!(sequence, attempts, %destination, %error, "dead: given up on");
+                }
+                Verdict::Retry { error, destination, .. } => {
+                    retries += 1;
+                    first.get_or_insert((destination, error));
+                }
+                _ => {}
+            }
+        }
+        if let Some((destination, error)) = first {
+            tracing::info!(events = retries, %destination, %error, "not delivered; trying again");
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
@@ -125,6 +148,7 @@ impl Driver {
                     );
                 }
                 let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
+                batch.log_failures(&refused);
                 self.lanes.refused(report.refused);
                 self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)));
                 for wait in batch.waits() {

@@ -130,9 +130,14 @@ impl Demo {
     }
 
     fn title(&self) -> String {
+        let database = match self.store.database() {
+            "postgres" => "PostgreSQL",
+            "mysql" => "MySQL",
+            _ => "SQLite",
+        };
         let place =
             if self.own { "a temporary file, removed" } else { "tables of its own, dropped" };
-        format!("posthaste demo: a shop on {}, in {place} at the end\n", self.store.database())
+        format!("posthaste demo: a shop on {database}, in {place} at the end\n")
     }
 
     fn relay(&self, ledger: &Arc<Ledger>) -> Result<Relay> {

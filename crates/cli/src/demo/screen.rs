@@ -72,7 +72,11 @@ fn lines(moment: &Moment) -> Vec<String> {
             None => format!("  {} s; Ctrl-C stops", elapsed.as_secs()),
         },
         String::new(),
-        row("orders", number(*orders), format!("{} rolled back on purpose", number(*rolled_back))),
+        row(
+            "orders",
+            number(*orders),
+            format!("{} transactions rolled back on purpose", number(*rolled_back)),
+        ),
         row("committed", number(*committed), "events, each in its order's transaction".into()),
         row("delivered", number(*delivered), format!("{} events/s", number(*per_second as u64))),
         row(

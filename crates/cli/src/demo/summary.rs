@@ -47,13 +47,13 @@ impl fmt::Display for Summary {
         writeln!(f, "duplicates: {}", verdict.duplicates)?;
         writeln!(
             f,
-            "rolled back: {}, delivered nevertheless: {}",
+            "transactions rolled back: {}, their events delivered: {}",
             number(running.rolled_back),
             verdict.made_up
         )?;
         writeln!(
             f,
-            "dead letters: {} (poison, given up on after {} attempts and kept)",
+            "dead letters: {} (given up on after {} attempts, and kept)",
             number(self.dead),
             self.max_attempts
         )?;

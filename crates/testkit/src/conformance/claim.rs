@@ -12,7 +12,8 @@ use posthaste_stores::Dialect;
 
 use super::{
     Subject,
-    relays::{Claimer, LONG, SHORT, dead, event, events, retry, sent, sequences, settlement},
+    outbox::Outbox,
+    relays::{Claimer, SHORT, dead, event, events, retry, sent, sequences, settlement},
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -213,16 +214,26 @@ pub async fn a_delivered_row_can_be_deleted<DB: Dialect>(subject: &Subject<DB>) 
     assert!(outbox.store.event(event.id()).await.unwrap().is_none());
 }
 
+/// Shortens both leases to the same end, then renews the first.
+async fn renew_one_of_two<DB: Dialect>(
+    outbox: &Outbox<DB>,
+    renewed: &Claimer,
+    forgotten: &Claimer,
+) {
+    let both = [renewed.lease.clone(), forgotten.lease.clone()];
+    let hasty = Relay { lease: SHORT, ..renewed.relay.clone() };
+    outbox.store.renew_rows(&hasty, &both).await.unwrap();
+    outbox.store.renew_rows(&renewed.relay, &both[..1]).await.unwrap();
+}
+
 /// A renewed row outlives one that was claimed at the same time and not renewed.
 pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(2)).await;
-    let mut renewed = outbox.claimer_for("renewed", SHORT);
-    let mut forgotten = outbox.claimer_for("forgotten", SHORT);
+    let (mut renewed, mut forgotten) = (outbox.claimer("renewed"), outbox.claimer("forgotten"));
     assert_eq!(renewed.claim(1).await.len(), 1);
     assert_eq!(forgotten.claim(1).await.len(), 1);
-    let patient = Relay { lease: LONG, ..renewed.relay.clone() };
-    outbox.store.renew_rows(&patient, &[renewed.lease.clone()]).await.unwrap();
+    renew_one_of_two(&outbox, &renewed, &forgotten).await;
     outbox.row_lease_expired(enqueued[1].id).await;
     assert_eq!(outbox.record(enqueued[0].id).await.status, Status::Sending);
     let heir = outbox.claimer("heir");
@@ -230,7 +241,7 @@ pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     assert!(heir.claim_expired().await.is_none());
 
     // What went to the heir is the heir's.
-    outbox.store.renew_rows(&patient, &[forgotten.lease.clone()]).await.unwrap();
+    outbox.store.renew_rows(&forgotten.relay, &[forgotten.lease]).await.unwrap();
     assert_eq!(outbox.record(enqueued[1].id).await.locked_by, Some(heir.lease.token));
 }
 
@@ -243,12 +254,10 @@ pub async fn a_renewed_retry_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     let again: Vec<_> = failed.iter().map(|row| retry(row, 1, Duration::ZERO)).collect();
     first.settle(&again).await;
 
-    let mut renewed = outbox.claimer_for("renewed", SHORT);
-    let mut forgotten = outbox.claimer_for("forgotten", SHORT);
+    let (mut renewed, mut forgotten) = (outbox.claimer("renewed"), outbox.claimer("forgotten"));
     let kept = renewed.claim(1).await.remove(0).sequence;
     assert_eq!(forgotten.claim(1).await.len(), 1);
-    let patient = Relay { lease: LONG, ..renewed.relay.clone() };
-    outbox.store.renew_rows(&patient, &[renewed.lease.clone()]).await.unwrap();
+    renew_one_of_two(&outbox, &renewed, &forgotten).await;
     let of = |sequence| enqueued.iter().find(|one| one.sequence == sequence).unwrap().id;
     let lost = enqueued.iter().find(|one| one.sequence != kept).unwrap();
     outbox.row_lease_expired(lost.id).await;
