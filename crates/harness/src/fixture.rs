@@ -230,6 +230,23 @@ impl Fixture {
         });
     }
 
+    /// Whether nobody holds a lock on the whole database.
+    pub async fn is_writable(&self) -> bool {
+        let Connections::Sqlite(_) = &self.connections else {
+            return true;
+        };
+        let Ok(options) = SqliteConnectOptions::from_str(&self.url) else {
+            return false;
+        };
+        let options = options.busy_timeout(Duration::ZERO);
+        let Ok(pool) = PoolOptions::<Sqlite>::new().connect_with(options).await else {
+            return false;
+        };
+        let writable = pool.begin_with("begin immediate").await.is_ok();
+        pool.close().await;
+        writable
+    }
+
     /// The shards that each relay holds by name; free ones do not count.
     ///
     /// # Panics

@@ -47,11 +47,17 @@ impl Judgement {
         Self { transactions, facts, ..Self::default() }
     }
 
-    /// A relay was killed (or paused beyond its lease) at this time, with at most `each` events
-    /// delivered and not settled.
+    /// A relay was killed at this time, with at most `each` events delivered and not settled.
     pub fn killed(&mut self, relay: &str, at: u64, each: usize) {
         self.kills.push((relay.to_owned(), at));
         self.each = self.each.max(each);
+    }
+
+    /// A relay was paused beyond its lease, with at most `each` events in hand: what it had comes by
+    /// another meanwhile, and by itself when it goes on.
+    pub fn paused(&mut self, relay: &str, paused: u64, resumed: u64, each: usize) {
+        self.killed(relay, paused, each);
+        self.killed(relay, resumed, each);
     }
 
     /// A relay lost leases because the machine was too busy to let it run.

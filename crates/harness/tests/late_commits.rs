@@ -1,14 +1,19 @@
 //! Sequence numbers are taken before commit: what becomes visible late is found, and nobody waits
 //! for it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use posthaste::{Dialect, Status};
+use posthaste::{
+    Dialect, Status,
+    relay::{Config, Relay},
+    transports::memory::MemoryTransport,
+};
 use posthaste_harness::{
     clock,
     fixture::{Fixture, OpenTransaction, event},
     on_databases,
     options::RelayOptions,
+    process::LIMIT,
     with_pool,
 };
 use sqlx::Pool;
@@ -17,9 +22,11 @@ use uuid::Uuid;
 on_databases! {
     postgres, Postgres:
         two_transactions_that_commit_in_reverse_order_are_both_delivered,
+        a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_after_it,
         an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit;
     mariadb, MariaDb:
         two_transactions_that_commit_in_reverse_order_are_both_delivered,
+        a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_after_it,
         an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit;
 }
 
@@ -57,6 +64,47 @@ async fn reverse_order<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
     }
     relay.stop().await;
     on.judge().verdict().assert_clean();
+}
+
+async fn a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_after_it(on: &Fixture) {
+    with_pool!(&on.connections, pool => behind_the_cursor(on, pool).await);
+}
+
+/// Nothing but a wake-up makes this relay read, and a wake-up makes it read ahead.
+async fn behind_the_cursor<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
+    let transport = MemoryTransport::new();
+    let never = Duration::from_secs(600);
+    let config = Config {
+        busy_interval: never,
+        idle_interval: never,
+        purge_interval: None,
+        ..Config::default()
+    };
+    let store = DB::store(pool.clone(), on.tables.clone());
+    let relay = Relay::new(store, Arc::new(transport.clone()), config).unwrap();
+    relay.start().await.unwrap();
+    let until_idle = async || {
+        let mut stats = relay.watch();
+        let idle = stats.wait_for(|stats| stats.idle && stats.shards_owned == stats.shards);
+        tokio::time::timeout(LIMIT, idle).await.unwrap().unwrap();
+    };
+    until_idle().await;
+
+    let early = OpenTransaction::begin(on, pool, vec![event("Early", "key")]).await;
+    on.enqueue(vec![event("Passing", "another key")]).await;
+    relay.wake();
+    tokio::time::timeout(LIMIT, transport.wait_for(1)).await.unwrap();
+    until_idle().await;
+    // The cursor has passed it. Now it is committed, and only then its follower is enqueued.
+    early.commit().await;
+    on.enqueue(vec![event("Follower", "key")]).await;
+    relay.wake();
+    tokio::time::timeout(LIMIT, transport.wait_for(2)).await.unwrap();
+    let order: Vec<_> =
+        transport.delivered().iter().map(|e| e.event.event_type().to_owned()).collect();
+    assert_eq!(order[..2], ["Passing", "Early"]);
+    tokio::time::timeout(LIMIT, transport.wait_for(3)).await.unwrap();
+    relay.stop().await.unwrap();
 }
 
 async fn an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit(

@@ -128,15 +128,14 @@ impl Driver {
             }
             self.lose(&lost);
         }
-        if self.stopping.is_some() || self.acquiring {
+        if self.stopping.is_some() || self.acquiring || !self.wanted.is_empty() {
             return Ok(());
         }
         let plan = self.shards.plan(&census, &self.lanes.busy_shards());
         if plan.acquire.is_empty() {
             self.acquired_once = true;
-        } else {
-            self.acquire(plan.acquire);
         }
+        self.wanted = plan.acquire;
         let mark = self.mark().sequence;
         for shard in plan.hand_over {
             self.shards.hand_over(shard, mark);
@@ -145,8 +144,15 @@ impl Driver {
         Ok(())
     }
 
-    pub(crate) fn acquire(&mut self, wanted: Vec<u16>) {
+    /// Takes the wanted shards, while no poll is under way: the context of a poll that does not know
+    /// the new shards must not be newer than the look behind their marks, or a late commit of theirs
+    /// would fall between the two.
+    pub(crate) fn acquire(&mut self) {
+        if self.wanted.is_empty() || self.acquiring || self.source.is_reading() {
+            return;
+        }
         self.acquiring = true;
+        let wanted = std::mem::take(&mut self.wanted);
         let relay = self.shards.relay.clone();
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
         self.tasks.spawn(async move {

@@ -99,6 +99,8 @@ pub(crate) struct Driver {
     pub(crate) tick_now: bool,
     pub(crate) reserved: i64,
     pub(crate) highest: i64,
+    /// Shards to take as soon as no poll is under way.
+    pub(crate) wanted: Vec<u16>,
     pub(crate) acquiring: bool,
     pub(crate) acquired_once: bool,
     pub(crate) handing_over: bool,
@@ -166,6 +168,7 @@ impl Driver {
             tick_now: false,
             reserved: 0,
             highest: 0,
+            wanted: Vec::new(),
             acquiring: false,
             acquired_once: false,
             handing_over: false,
@@ -235,6 +238,7 @@ impl Driver {
             self.unblock(now);
         }
         self.tick(now);
+        self.acquire();
         self.hand_over();
     }
 
@@ -372,6 +376,7 @@ impl Driver {
         stats.in_memory = self.lanes.in_memory();
         stats.idle = self.acquired_once
             && !self.acquiring
+            && self.wanted.is_empty()
             && !self.settling
             && self.unwritten.is_none()
             && self.source.exhausted()

@@ -1,15 +1,19 @@
 //! Source: where reading stands, and which read comes next.
 //!
 //! One read is under way at a time. Reads ahead follow each other back to back while they find
-//! something and there is room; reads of late commits and of due events come once a poll. The
-//! pause between polls grows from the busy to the idle interval while nothing happens.
+//! something and there is room, each with a look behind; reads of late commits alone and of due
+//! events come once a poll. The pause between polls grows from the busy to the idle interval while
+//! nothing happens.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use posthaste_core::store::{Blocked, Due, Fetched, Page, Position, RelayOrdering, RowLease};
+use posthaste_core::{
+    Result,
+    store::{Blocked, Due, Fetched, Page, Position, RelayOrdering, RowLease, Store},
+};
 
 use crate::{
     Config,
@@ -68,6 +72,10 @@ impl Source {
 
     pub(crate) fn position(&self) -> &Position {
         &self.position
+    }
+
+    pub(crate) fn is_reading(&self) -> bool {
+        self.reading
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -200,7 +208,8 @@ impl Source {
 
 impl Driver {
     pub(crate) fn read(&mut self, now: Instant) {
-        if !self.by_rows() && self.shards.reading().is_empty() {
+        let waits = self.acquiring || !self.wanted.is_empty() || self.shards.reading().is_empty();
+        if !self.by_rows() && waits {
             return;
         }
         let room = self.lanes.cold_room(self.config.cold_queue);
@@ -219,7 +228,7 @@ impl Driver {
         self.tasks.spawn(async move {
             match next {
                 NextRead::Ahead(from, limit) => {
-                    let page = store.read_ahead(&shards, &from, limit).await;
+                    let page = read_ahead(&*store, &shards, &from, limit).await;
                     Done::Ahead { read, generation, page }
                 }
                 NextRead::Late(from) => {
@@ -301,4 +310,27 @@ impl Driver {
             Err(error) => self.database_failed("looking at blocked lanes", &error),
         }
     }
+}
+
+/// Reads ahead, then what became visible behind the cursor meanwhile, and gives both in order.
+///
+/// An event that is ahead can have been enqueued after the commit of one that is behind: that one
+/// took its number while its transaction was open, and the cursor passed it. So the late ones are
+/// read after those ahead, and nothing is handed over before both are there.
+async fn read_ahead(
+    store: &dyn Store,
+    shards: &[u16],
+    from: &Position,
+    limit: usize,
+) -> Result<Page> {
+    let mut page = store.read_ahead(shards, from, limit).await?;
+    if page.rows.is_empty() {
+        return Ok(page);
+    }
+    let late = store.read_late(shards, &page.position).await?;
+    page.position.context = late.position.context;
+    page.rows.extend(late.rows);
+    page.rows.sort_by_key(|row| row.sequence);
+    page.rows.dedup_by_key(|row| row.sequence);
+    Ok(page)
 }

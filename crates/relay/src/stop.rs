@@ -10,6 +10,7 @@ use crate::{
 impl Driver {
     /// Claims end; what is in flight may end; what waits is forgotten or given back.
     pub(crate) fn begin_stop(&mut self) {
+        self.wanted.clear();
         let mark = self.mark().sequence;
         self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
         if self.by_rows() {
@@ -38,6 +39,7 @@ impl Driver {
                 let stats = *self.wires.stats.borrow();
                 let nothing_owned = self.acquired_once
                     && !self.acquiring
+                    && self.wanted.is_empty()
                     && !self.by_rows()
                     && self.shards.reading().is_empty();
                 stats.idle || nothing_owned

@@ -75,7 +75,7 @@ fn lines(moment: &Moment) -> Vec<String> {
         row(
             "orders",
             number(*orders),
-            format!("{} transactions rolled back on purpose", number(*rolled_back)),
+            format!("{} transactions rolled back", number(*rolled_back)),
         ),
         row("committed", number(*committed), "events, each in its order's transaction".into()),
         row("delivered", number(*delivered), format!("{} events/s", number(*per_second as u64))),

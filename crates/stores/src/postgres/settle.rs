@@ -176,11 +176,14 @@ impl PostgresStore {
     ) -> Result<Vec<i32>> {
         if outcomes.only_sent() {
             let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
-            return self.sent_under_lease(&mut connection, owner, held, outcomes, keep_sent).await;
+            return self
+                .sent_under_lease(&mut connection, owner, held, outcomes, keep_sent, true)
+                .await;
         }
         let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
-        let lease =
-            self.sent_under_lease(&mut transaction, owner, held, outcomes, keep_sent).await?;
+        let lease = self
+            .sent_under_lease(&mut transaction, owner, held, outcomes, keep_sent, false)
+            .await?;
         let right = Right { lease: Some(&lease), token: None, relay: owner };
         self.others(&mut transaction, right, outcomes).await?;
         transaction.commit().await.map_err(failed("settling"))?;
@@ -194,6 +197,7 @@ impl PostgresStore {
         held: &[Held],
         outcomes: &Outcomes<'_>,
         keep_sent: bool,
+        alone: bool,
     ) -> Result<Vec<i32>> {
         const MARK: &str = concat!(
             lease!(),
@@ -205,7 +209,8 @@ impl PostgresStore {
                   and ",
             unsettled!(),
             ")
-            select array(select shard from lease)"
+            select array(select shard from lease),
+                   case when $5 then set_config('synchronous_commit', 'off', true) end"
         );
         const DELETE: &str = concat!(
             lease!(),
@@ -222,16 +227,21 @@ impl PostgresStore {
                     select sequence from done where attempts > 0 or replay > 0
                 ))
             )
-            select array(select shard from lease)"
+            select array(select shard from lease),
+                   case when $5 then set_config('synchronous_commit', 'off', true) end"
         );
 
         let shards: Vec<i32> = held.iter().map(|held| i32::from(held.shard)).collect();
         let epochs: Vec<i64> = held.iter().map(|held| held.epoch).collect();
+        // Marks alone need not reach the disk at once: when the server loses the last of them in a
+        // crash, those events are delivered twice, and nothing worse. Waiting for the disk would be
+        // most of the relay's time. Deaths, retries and leases do wait.
         sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
             .bind(owner)
             .bind(shards)
             .bind(epochs)
             .bind(&outcomes.sent)
+            .bind(alone)
             .fetch_one(connection)
             .await
             .map_err(failed("settling"))
@@ -246,11 +256,13 @@ impl PostgresStore {
     ) -> Result<HashSet<i64>> {
         if outcomes.only_sent() {
             let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
-            let sent = self.sent_under_token(&mut connection, lease, outcomes, keep_sent).await?;
+            let sent =
+                self.sent_under_token(&mut connection, lease, outcomes, keep_sent, true).await?;
             return Ok(sent.into_iter().collect());
         }
         let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
-        let sent = self.sent_under_token(&mut transaction, lease, outcomes, keep_sent).await?;
+        let sent =
+            self.sent_under_token(&mut transaction, lease, outcomes, keep_sent, false).await?;
         let right = Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
         let mut written = self.others(&mut transaction, right, outcomes).await?;
         transaction.commit().await.map_err(failed("settling"))?;
@@ -264,19 +276,26 @@ impl PostgresStore {
         lease: &RowLease,
         outcomes: &Outcomes<'_>,
         keep_sent: bool,
+        alone: bool,
     ) -> Result<Vec<i64>> {
         const MARK: &str = concat!(
-            "update {events} e
+            "with quick as materialized (
+                select case when $3 then set_config('synchronous_commit', 'off', true) end
+            )
+            update {events} e
             set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
                 locked_by = null, locked_until = null
-            where e.sequence = any($2) and e.locked_by = $1 and ",
+            where e.sequence = any($2) and e.locked_by = $1 and exists (select from quick) and ",
             unsettled!(),
             " returning e.sequence"
         );
         const DELETE: &str = concat!(
-            "with done as (
+            "with quick as materialized (
+                select case when $3 then set_config('synchronous_commit', 'off', true) end
+            ),
+            done as (
                 delete from {events} e
-                where e.sequence = any($2) and e.locked_by = $1 and ",
+                where e.sequence = any($2) and e.locked_by = $1 and exists (select from quick) and ",
             unsettled!(),
             "
                 returning e.sequence, e.attempts, e.replay
@@ -295,6 +314,7 @@ impl PostgresStore {
         sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
             .bind(&lease.token)
             .bind(&outcomes.sent)
+            .bind(alone)
             .fetch_all(connection)
             .await
             .map_err(failed("settling"))
