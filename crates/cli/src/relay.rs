@@ -157,7 +157,15 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
 }
 
 async fn one_pass(relay: &Relay, store: &dyn Store) -> Result<()> {
-    let stats = relay.relay_once().await?;
+    let mut signal = StopSignal::new()?;
+    let mut pass = std::pin::pin!(relay.relay_once());
+    let stats = tokio::select! {
+        stats = &mut pass => stats?,
+        () = signal.wait() => {
+            relay.stop().await?;
+            pass.await?
+        }
+    };
     let Counts { new, sending, retry, .. } = store.counts().await?;
     let pending = new + sending + retry;
     eprintln!("{}, still pending {pending}", summary(&stats));

@@ -112,19 +112,19 @@ impl Fixture {
         let tables = tables::unique("crash");
         let folder = std::env::temp_dir().join(format!("posthaste-{}", tables.name().bare()));
         fs::create_dir_all(&folder).expect("a folder for journals cannot be made");
-        let url = match database {
-            // The name makes this test's connections known from others on the same server.
-            Database::Postgres => {
-                let server = server("POSTHASTE_TEST_POSTGRES");
-                let separator = if server.contains('?') { '&' } else { '?' };
-                format!("{server}{separator}application_name={}", tables.name().bare())
-            }
+        let mut url = match database {
+            Database::Postgres => server("POSTHASTE_TEST_POSTGRES"),
             Database::MariaDb => server("POSTHASTE_TEST_MARIADB"),
             Database::Sqlite => format!("sqlite:{}", folder.join("outbox.db").display()),
         };
         let connections = Connections::open(&url, 8)
             .await
             .unwrap_or_else(|error| panic!("{database:?} cannot be reached: {error}"));
+        if database == Database::Postgres {
+            // Tells the connections of this test's processes from all others on the server.
+            let separator = if url.contains('?') { '&' } else { '?' };
+            url = format!("{url}{separator}application_name={}", tables.name().bare());
+        }
         let store = with_pool!(&connections, pool => store(pool, &tables));
         store.migrate(None).await.expect("the outbox cannot be made");
         println!("{database:?}, outbox {}, journals in {}", tables.name().bare(), folder.display());
@@ -245,6 +245,26 @@ impl Fixture {
         let writable = pool.begin_with("begin immediate").await.is_ok();
         pool.close().await;
         writable
+    }
+
+    /// Cuts all connections of this test's processes. Gives how many there were.
+    ///
+    /// # Panics
+    ///
+    /// Anywhere but on PostgreSQL.
+    pub async fn cut_connections(&self) -> usize {
+        const CUT: &str = "
+            select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1";
+
+        let Connections::Postgres(pool) = &self.connections else {
+            panic!("connections can be cut on PostgreSQL only");
+        };
+        let cut: Vec<bool> = sqlx::query_scalar(CUT)
+            .bind(self.tables.name().bare())
+            .fetch_all(pool)
+            .await
+            .expect("connections cannot be cut");
+        cut.len()
     }
 
     /// The shards that each relay holds by name; free ones do not count.

@@ -37,12 +37,8 @@ async fn in_turns(on: &Fixture, second: Path) {
     let seed = seed();
     let rounds = if nightly() { 400 } else { 20 };
     let writer = |name: &str, path: Path| {
-        let mut options = WriterOptions {
-            path,
-            commanded: true,
-            side_by_side: 4,
-            ..on.writer_options(name)
-        };
+        let mut options =
+            WriterOptions { path, commanded: true, side_by_side: 4, ..on.writer_options(name) };
         // Failures, so that lanes are blocked and released while hot events come in.
         options.relay.fail = 0.1;
         options.relay.lease = 20_000;

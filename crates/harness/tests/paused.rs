@@ -121,7 +121,11 @@ async fn a_relay_paused_beyond_its_lease_settles_nothing_and_counts_it(on: &Fixt
     let report = slow
         .until("its late outcomes", |report| report.stale_settles >= in_hand.len() as u64)
         .await;
-    println!("{} in hand when it was paused, {} stale settles", in_hand.len(), report.stale_settles);
+    println!(
+        "{} in hand when it was paused, {} stale settles",
+        in_hand.len(),
+        report.stale_settles
+    );
     let facts = on.judge().facts;
     let late = |id: &Uuid| {
         facts.iter().any(|f| f.id == *id && f.relay == "slow" && f.step == Step::Delivered)

@@ -76,7 +76,10 @@ async fn poison(on: &Fixture, ordering: RelayOrdering) {
     println!("{} crashes, all over after {:?}", crashes.len(), clock::since(begun));
 
     let record = on.event(id).await;
-    println!("the poison: {:?}, {} attempts, {:?}", record.status, record.attempts, record.last_error);
+    println!(
+        "the poison: {:?}, {} attempts, {:?}",
+        record.status, record.attempts, record.last_error
+    );
     assert_eq!((record.status, record.attempts), (Status::Dead, 10));
     let counts = on.store.counts().await.unwrap();
     assert_eq!(counts.dead, 1, "an innocent event is dead");

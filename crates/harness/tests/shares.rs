@@ -81,10 +81,8 @@ async fn kill(on: &Fixture, relay: &mut Process, lease: Duration) -> (Timestamp,
 async fn taken(on: &Fixture, by: &str, options: &RelayOptions, since: (Timestamp, Timestamp)) {
     let total = on.shard_count().await;
     let (last_sign, leases_end) = since;
-    on.until(&format!("{by} to hold everything"), async || {
-        on.shards_of(by).await.len() == total
-    })
-    .await;
+    on.until(&format!("{by} to hold everything"), async || on.shards_of(by).await.len() == total)
+        .await;
     let now = on.database_time().await;
     let took = Duration::try_from(now.duration_since(last_sign)).unwrap();
     println!(

@@ -91,7 +91,7 @@ impl<DB: Dialect> Outbox<DB> {
     /// Begins a transaction that remembers what is enqueued in it and hands it over after commit.
     /// A plain driver transaction is equally safe, only without the hot path.
     pub async fn begin(&self, pool: &Pool<DB>) -> Result<OutboxTransaction<DB>> {
-        let transaction = pool.begin().await.map_err(|error| {
+        let transaction = DB::begin(pool).await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "no transaction could be begun").with_source(error)
         })?;
         Ok(OutboxTransaction::new(transaction, pool.clone(), self.inner.notifier.clone()))

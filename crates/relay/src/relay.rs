@@ -194,8 +194,7 @@ impl Relay {
         let total = self.parts.store.check().await?;
         // Nobody hands anything over to a single pass.
         let (_sender, receiver) = mpsc::channel(1);
-        let never = watch::Sender::new(false);
-        self.driver(total, receiver, never.subscribe(), true).run().await
+        self.driver(total, receiver, self.stop.subscribe(), true).run().await
     }
 
     /// One purge by hand. Gives how many events were deleted.

@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Event, Result, store::Store};
-use sqlx::{Database, Pool};
+use sqlx::{Database, Pool, Transaction};
 use uuid::Uuid;
 
 use crate::Tables;
@@ -34,6 +34,14 @@ pub trait Dialect: Database {
 
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
+
+    /// Begins a transaction that will write. On SQLite it takes the write lock at once: one that
+    /// reads first and then finds another writer at work could only fail.
+    fn begin(
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<Transaction<'static, Self>, sqlx::Error>> + Send {
+        pool.begin()
+    }
 
     /// The relay's side of the same outbox.
     fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;

@@ -120,6 +120,10 @@ impl Dialect for Sqlite {
         connection.is_in_transaction()
     }
 
+    async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Self>, sqlx::Error> {
+        pool.begin_with("begin immediate").await
+    }
+
     fn store(pool: SqlitePool, tables: Tables) -> Arc<dyn Store> {
         Arc::new(SqliteStore::new(pool, tables))
     }
