@@ -165,7 +165,8 @@ impl Run<'_> {
             relay: self.relay_options(name),
             path,
             keys: self.churn.keys,
-            pause: 30,
+            side_by_side: 3,
+            pause: 20,
             ..self.on.writer_options(name)
         };
         self.on.writer(&options)
@@ -196,7 +197,16 @@ impl Run<'_> {
         }
     }
 
+    /// Events of every key, one after the other, that are there before anybody delivers.
+    async fn fill(&self) {
+        for _ in 0..4 {
+            let events = (0..self.churn.keys).map(|key| event("Early", &format!("k{key}")));
+            self.on.enqueue(events.collect()).await;
+        }
+    }
+
     async fn come_and_go(&mut self) {
+        self.fill().await;
         let begun = Instant::now();
         let length = Duration::from_secs(self.churn.seconds);
         for _ in 0..self.churn.relays {

@@ -1,7 +1,8 @@
 //! `bench enqueue`: what an event costs a business transaction.
 //!
 //! A transaction inserts an order and an event. One side calls `enqueue`, the other has the very
-//! same insert written by hand; they take turns on the same connections. A third side uses our
+//! same insert written by hand; they take turns on the same connections, a
+//! hundred transactions each. A third side uses our
 //! transaction, which also wakes relays in other processes after each commit.
 
 use std::{
@@ -24,6 +25,9 @@ use super::{
     report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
     target::{ByHand, Target, failed},
 };
+
+/// Transactions that one side makes before the next has its turn.
+const SLICE: u64 = 100;
 
 #[derive(Serialize)]
 struct Figures<'f> {
@@ -80,23 +84,39 @@ pub(super) async fn run<DB: Target>(args: &EnqueueArgs, ground: &Ground<DB>) -> 
     });
     let count = (args.events / args.pairs).max(args.writers);
     progress(format_args!("warming up"));
-    for how in [How::ByHand, How::Enqueue, How::Notifying] {
-        turn(&desk, how, count / 10 + 1, args.writers).await?;
-    }
-    let (mut by_hand, mut enqueue, mut notifying) = (Vec::new(), Vec::new(), Vec::new());
-    for pair in 1..=args.pairs {
-        for (how, name, runs) in [
-            (How::ByHand, "by hand", &mut by_hand),
-            (How::Enqueue, "enqueue", &mut enqueue),
-            (How::Notifying, "enqueue and notify", &mut notifying),
-        ] {
-            let per_s = per_second(count, turn(&desk, how, count, args.writers).await?);
-            progress(format_args!("pair {pair} of {}: {name} {}", args.pairs, rate(per_s)));
+    pair(&desk, SLICE, args.writers).await?;
+    let mut runs = [Vec::new(), Vec::new(), Vec::new()];
+    for number in 1..=args.pairs {
+        let per_s = pair(&desk, count, args.writers).await?;
+        let [by_hand, enqueue, notifying] = per_s.map(rate);
+        progress(format_args!(
+            "pair {number} of {}: by hand {by_hand}, enqueue {enqueue}, enqueue and notify \
+             {notifying}",
+            args.pairs
+        ));
+        for (runs, per_s) in runs.iter_mut().zip(per_s) {
             runs.push(per_s);
         }
     }
     desk.pool.close().await;
+    let [by_hand, enqueue, notifying] = runs;
     Ok(report(args, ground, &by_hand, &enqueue, &notifying))
+}
+
+/// Each side makes so many transactions, in slices and in turn: a disk that is slow for a while is
+/// slow for all of them. Gives their rates.
+async fn pair<DB: Target>(desk: &Arc<Desk<DB>>, count: u64, writers: u64) -> Result<[f64; 3]> {
+    let mut spent = [Duration::ZERO; 3];
+    let mut done = 0;
+    while done < count {
+        let slice = SLICE.min(count - done);
+        done += slice;
+        for (how, spent) in [How::ByHand, How::Enqueue, How::Notifying].into_iter().zip(&mut spent)
+        {
+            *spent += turn(desk, how, slice, writers).await?;
+        }
+    }
+    Ok(spent.map(|spent| per_second(count, spent)))
 }
 
 /// So many transactions, shared by the writers. Gives how long they took.

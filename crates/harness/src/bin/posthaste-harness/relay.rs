@@ -10,6 +10,7 @@ use std::{
 };
 
 use posthaste::{
+    ErrorKind,
     clock::ManualClock,
     relay::Relay,
     stores::{Options, connect},
@@ -25,6 +26,14 @@ use crate::{told, transport::Recorder};
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(20);
 
+/// Pause before a start that failed for want of a database is tried again.
+pub(crate) const START_AGAIN: Duration = Duration::from_millis(100);
+
+fn is_away(error: &(dyn Error + 'static)) -> bool {
+    let error = error.downcast_ref::<posthaste::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::Unavailable)
+}
+
 /// A relay with its destination.
 pub(crate) struct Running {
     pub(crate) relay: Relay,
@@ -32,7 +41,20 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// Starts it, as often as the database is away.
     pub(crate) async fn start(options: &RelayOptions) -> Result<Self, Box<dyn Error>> {
+        loop {
+            match Self::try_start(options).await {
+                Err(error) if is_away(&*error) => {
+                    tracing::warn!(%error, "not started; trying again");
+                    tokio::time::sleep(START_AGAIN).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn try_start(options: &RelayOptions) -> Result<Self, Box<dyn Error>> {
         let database = Options { table: options.table.clone(), connections: options.connections };
         let store = connect(&options.url, &database).await?;
         let transport = Recorder::new(options)?;
@@ -60,7 +82,13 @@ impl Running {
 pub(crate) async fn run(options: &RelayOptions) -> Result<(), Box<dyn Error>> {
     let mut terminated = signal(SignalKind::terminate())?;
     let _told = told();
-    let running = Running::start(options).await?;
+    let running = tokio::select! {
+        running = Running::start(options) => running?,
+        _ = terminated.recv() => {
+            say(&Message::Report(Report { stopped: true, ..Report::default() }));
+            return Ok(());
+        }
+    };
     let mut said = Report::default();
     while running.relay.is_running() {
         let report = running.report();

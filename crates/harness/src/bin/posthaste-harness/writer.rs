@@ -24,13 +24,24 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::{relay::Running, told};
+use crate::{
+    relay::{Running, START_AGAIN},
+    told,
+};
 
 /// Shortest time between two reports.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) async fn run(options: WriterOptions) -> Result<(), Box<dyn Error>> {
-    match Connections::open(&options.relay.url, options.relay.connections).await? {
+    let connections = loop {
+        match Connections::open(&options.relay.url, options.relay.connections).await {
+            Ok(connections) => break connections,
+            // Connections are cut on purpose, at any time.
+            Err(error) => tracing::warn!(%error, "not connected; trying again"),
+        }
+        tokio::time::sleep(START_AGAIN).await;
+    };
+    match connections {
         Connections::Postgres(pool) => write_on(pool, options).await,
         Connections::MySql(pool) => write_on(pool, options).await,
         Connections::Sqlite(pool) => write_on(pool, options).await,
@@ -103,14 +114,19 @@ impl<DB: Dialect> Writer<DB> {
     async fn roam(self: Arc<Self>, mut random: fastrand::Rng) {
         while !self.stopping.load(Ordering::Relaxed) {
             let count = random.usize(1..=self.options.per_transaction);
-            let keys = (0..count).map(|_| format!("k{}", random.u32(..self.options.keys)));
-            let keys: Vec<String> = keys.collect();
+            let keys: Vec<String> = (0..count).map(|_| self.key(&mut random)).collect();
             let commits = random.f64() >= self.options.rollback;
             self.transaction(&keys, commits).await;
             if self.options.pause > 0 {
                 tokio::time::sleep(Duration::from_millis(random.u64(..=self.options.pause))).await;
             }
         }
+    }
+
+    /// Some keys are written to far more often than others: order needs company.
+    fn key(&self, random: &mut fastrand::Rng) -> String {
+        let skewed = random.f64().powi(2) * f64::from(self.options.keys);
+        format!("k{}", skewed as u32)
     }
 
     /// A transaction for every line `write KEY`, side by side.
