@@ -253,11 +253,12 @@ impl Run<'_> {
             let report = leaving.await.expect("it left well");
             self.note_stall(&name, &report);
         }
-        let mut held = 0;
+        let (mut held, mut suspects) = (0, 0);
         for relay in std::mem::take(&mut self.relays) {
             let name = relay.name.clone();
             let report = relay.stop().await;
             held += report.held;
+            suspects += report.suspects;
             self.note_stall(&name, &report);
         }
 
@@ -288,7 +289,10 @@ impl Run<'_> {
         assert!((0.15..0.25).contains(&(failed / (failed + delivered))), "a fifth fails");
         let busy: HashSet<&str> =
             judgement.steps(Step::Delivered).map(|fact| &*fact.relay).collect();
-        println!("{} processes delivered, {held} held by those that were left", busy.len());
+        println!(
+            "{} processes delivered; those that were left had {held} held, {suspects} suspects",
+            busy.len()
+        );
         assert!(busy.len() > 2, "the work was shared");
         assert!(!self.churn.kills || verdict.kills > 0, "somebody was killed");
     }

@@ -91,14 +91,18 @@ impl Driver {
         let sequences: Vec<i64> = ours[..fits].iter().map(|e| e.sequence).collect();
         let read = self.lanes.read_began();
         let store = Arc::clone(&self.store);
-        self.tasks.spawn(async move { Done::Hot { read, rows: store.read_hot(&sequences).await } });
+        let from = self.source.position().clone();
+        self.tasks.spawn(async move {
+            Done::Hot { read, rows: store.read_hot(&sequences, &from).await }
+        });
     }
 
-    /// Rows of the hot path go to their lanes only when the key's previous event is settled or in
+    /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
     /// our hands; otherwise the cursor brings them in order.
     pub(crate) fn offer_hot(&mut self, rows: Vec<HotRow>) {
         for HotRow { row, previous } in rows {
-            let safe = previous.is_none_or(|previous| self.lanes.in_hand(previous))
+            let safe = previous
+                .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))
                 && self.shards.takes_hot(row.shard);
             if safe {
                 self.highest = self.highest.max(row.sequence);

@@ -21,6 +21,9 @@ use crate::{
     lanes::{Offered, Origin, RELEASE_LIMIT},
 };
 
+/// Most late commits that one poll takes in: a transaction of a million events can be late.
+const LATE_LIMIT: usize = 2_000;
+
 /// A read to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NextRead {
@@ -178,6 +181,7 @@ impl Source {
     pub(crate) fn read_late(&mut self, page: &Page, generation: u64, news: usize) {
         self.reading = false;
         self.found |= news > 0;
+        self.late |= !page.caught_up && news > 0;
         if generation == self.generation {
             self.position.context.clone_from(&page.position.context);
         }
@@ -232,7 +236,7 @@ impl Driver {
                     Done::Ahead { read, generation, page }
                 }
                 NextRead::Late(from) => {
-                    let page = store.read_late(&shards, &from).await;
+                    let page = store.read_late(&shards, &from, LATE_LIMIT).await;
                     Done::Late { read, generation, page }
                 }
                 NextRead::Due(limit) => {
@@ -327,7 +331,12 @@ async fn read_ahead(
     if page.rows.is_empty() {
         return Ok(page);
     }
-    let late = store.read_late(shards, &page.position).await?;
+    // Among the late ones are those of the page itself that are new since the last look.
+    let late = store.read_late(shards, &page.position, limit * 2 + LATE_LIMIT).await?;
+    if !late.caught_up {
+        // More than fits: these first, and what is ahead when all of them are known.
+        return Ok(Page { rows: late.rows, position: from.clone(), caught_up: false });
+    }
     page.position.context = late.position.context;
     page.rows.extend(late.rows);
     page.rows.sort_by_key(|row| row.sequence);

@@ -72,7 +72,7 @@ async fn events_that_commit_in_reverse_order_are_all_found() {
     for (sequence, transaction) in open.into_iter().rev() {
         transaction.commit().await.unwrap();
         let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
-        let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
         let found = [sequences(&ahead), sequences(&late)].concat();
         assert_eq!(found, [sequence]);
         position = late.position;
@@ -91,14 +91,14 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
         let quick = outbox.commit(&[event(&n.to_string())]).await;
         let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
         assert_eq!(sequences(&ahead), quick, "the open transaction holds nobody back");
-        let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
         assert!(late.rows.is_empty(), "nothing was committed late yet");
         position = late.position;
     }
     // For longer than a gap lives that nobody can fill any more.
     let begin = Instant::now();
     until("seven seconds have passed", async || {
-        let late = outbox.store.read_late(&SHARDS, &position).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &position, 1000).await.unwrap();
         assert!(late.rows.is_empty());
         position = late.position;
         assert!(position.context.ends_with(&format!(":{slow}")), "{}", position.context);
@@ -107,9 +107,9 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
     .await;
     open.commit().await.unwrap();
 
-    let late = outbox.store.read_late(&SHARDS, &position).await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &position, 1000).await.unwrap();
     assert_eq!(sequences(&late), [slow]);
-    let again = outbox.store.read_late(&SHARDS, &late.position).await.unwrap();
+    let again = outbox.store.read_late(&SHARDS, &late.position, 1000).await.unwrap();
     assert!(again.rows.is_empty(), "found once");
     assert_eq!(again.position.context, "");
     outbox.drop().await;
@@ -354,7 +354,7 @@ impl Outbox {
 
     async fn until_closed(&self, mut position: Position) {
         until("the gap is dropped", async || {
-            let late = self.store.read_late(&SHARDS, &position).await.unwrap();
+            let late = self.store.read_late(&SHARDS, &position, 1000).await.unwrap();
             assert!(late.rows.is_empty());
             position = late.position;
             position.context.is_empty()

@@ -33,20 +33,20 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
 
     let page = outbox.store.read_ahead(&SHARDS, &lease.mark, 10).await.unwrap();
     assert_eq!(sequences(&page.rows), quick);
-    let page = outbox.store.read_late(&SHARDS, &page.position).await.unwrap();
+    let page = outbox.store.read_late(&SHARDS, &page.position, 1000).await.unwrap();
     assert!(!sequences(&page.rows).contains(&slow), "it is not committed yet");
     let more = outbox.commit(&[event("c")]).await;
     let ahead = outbox.store.read_ahead(&SHARDS, &page.position, 10).await.unwrap();
     assert_eq!(sequences(&ahead.rows), more, "the open transaction holds nobody back");
     open.commit().await.unwrap();
 
-    let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
     assert_eq!(
         sequences(&late.rows),
         [slow, more[0]],
         "what the last snapshot could not see; the caller drops what it knows"
     );
-    let again = outbox.store.read_late(&SHARDS, &late.position).await.unwrap();
+    let again = outbox.store.read_late(&SHARDS, &late.position, 1000).await.unwrap();
     assert!(again.rows.is_empty(), "found once");
     outbox.drop().await;
 }
@@ -64,7 +64,7 @@ async fn events_that_commit_in_reverse_order_are_all_found() {
     for (sequence, transaction) in open.into_iter().rev() {
         transaction.commit().await.unwrap();
         let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
-        let late = outbox.store.read_late(&SHARDS, &ahead.position).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
         let found: Vec<i64> = [sequences(&ahead.rows), sequences(&late.rows)].concat();
         assert!(found.contains(&sequence), "{sequence} is missing in {found:?}");
         position = late.position;
@@ -78,7 +78,7 @@ async fn a_snapshot_from_the_future_is_not_trusted() {
     let outbox = Outbox::new().await;
     let written = outbox.commit(&[event("a"), event("b")]).await;
     let future = Position { sequence: written[1], context: "999999999:999999999:".to_owned() };
-    let late = outbox.store.read_late(&SHARDS, &future).await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &future, 1000).await.unwrap();
     assert_eq!(sequences(&late.rows), written);
 
     let (relay, held) = outbox.hold().await;
@@ -201,9 +201,9 @@ async fn no_read_walks_over_what_was_sent() {
 
     outbox.touches_few("read_ahead", store.read_ahead(some, &near_the_end, 500)).await;
     outbox.touches_few("read_ahead in all", store.read_ahead(&SHARDS, &near_the_end, 500)).await;
-    outbox.touches_few("read_late", store.read_late(some, &near_the_end)).await;
+    outbox.touches_few("read_late", store.read_late(some, &near_the_end, 1000)).await;
     outbox.touches_few("read_due", store.read_due(some, 100)).await;
-    outbox.touches_few("read_hot", store.read_hot(&[all - 1, all])).await;
+    outbox.touches_few("read_hot", store.read_hot(&[all - 1, all], &near_the_end)).await;
     outbox.touches_few("read_held", store.read_held("d", key, 100)).await;
     outbox.touches_few("read_blocked", store.read_blocked(some)).await;
     outbox.touches_few("events of an aggregate", store.events(&of_aggregate, None, 20)).await;
@@ -225,7 +225,7 @@ async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_a
 
     let reader = Outbox { pool: pool(1).await, ..outbox.clone() };
     let store = PostgresStore::new(reader.pool.clone(), reader.tables.clone());
-    let page = reader.touches_few("read_late", store.read_late(&SHARDS, &position)).await;
+    let page = reader.touches_few("read_late", store.read_late(&SHARDS, &position, 1000)).await;
     assert_eq!(sequences(&page.rows), [late]);
     outbox.drop().await;
 }

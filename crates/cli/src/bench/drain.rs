@@ -2,7 +2,7 @@
 //!
 //! Relay and baselines take turns, each on tables that were made and filled for it alone.
 
-use posthaste::Result;
+use posthaste::{Result, store::RelayOrdering};
 use serde::Serialize;
 
 use super::{
@@ -10,7 +10,10 @@ use super::{
     ground::Ground,
     raw, relayed,
     relayed::Until,
-    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
+    report::{
+        Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
+        whole,
+    },
     target::{Target, failed},
 };
 
@@ -112,7 +115,9 @@ async fn drain<DB: Target>(
         Who::ThroughStore => raw::through_store(ground, events, delete).await?,
     };
     side.per_s.push(per_second(events, elapsed));
-    let expected = before.map_or(0, |before| before.dead_tuples + events as i64);
+    // A claim replaces the row once more.
+    let versions = if ground.ordering == RelayOrdering::None { 2 } else { 1 };
+    let expected = before.map_or(0, |before| before.dead_tuples + versions * events as i64);
     let after = counters(&mut watcher, expected).await?;
     if let (Some(before), Some(after)) = (before, after) {
         let each = |from: i64, to: i64| (to - from) as f64 / events as f64;
@@ -164,14 +169,14 @@ fn report<DB: Target>(
     let kept = if args.delete { "deleted" } else { "kept" };
     let mut report = Report::new(
         format!(
-            "drain on {}: {} events of {} bytes, {} keys, ordering {}, sent events {kept}, median \
-             of {} pairs",
+            "drain on {}: {} events of {} bytes, {} keys, ordering {}, sent events {kept}, \
+             {}",
             ground.version,
             thousands(args.events),
             figures.payload,
             thousands(figures.keys),
             ground.ordering,
-            args.pairs
+            medians(args.pairs)
         ),
         &figures,
     );

@@ -22,7 +22,10 @@ use uuid::Uuid;
 use super::{
     args::EnqueueArgs,
     ground::Ground,
-    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
+    report::{
+        Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
+        whole,
+    },
     target::{ByHand, Target, failed},
 };
 
@@ -221,13 +224,13 @@ fn report<DB: Target>(
         notifying_runs: whole(notifying),
     };
     let title = format!(
-        "enqueue on {}: transactions of an order and an event of {} bytes, {} writers, {} of each \
-         kind, median of {} pairs",
+        "enqueue on {}: transactions of an order and an event of {} bytes, writers: {}, {} of each \
+         kind, {}",
         ground.version,
         figures.payload,
         args.writers,
         thousands(args.events),
-        args.pairs
+        medians(args.pairs)
     );
     let mut report = Report::new(title, &figures);
     let compared = |ratio: f64| format!("{ratio:.3} of by hand");

@@ -21,7 +21,10 @@ use super::{
     ground::Ground,
     relayed,
     relayed::Until,
-    report::{Report, median, median_ratio, per_second, progress, rate, rounded, thousands, whole},
+    report::{
+        Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
+        whole,
+    },
     target::Target,
 };
 
@@ -129,15 +132,14 @@ fn report<DB: Target>(
         large_runs: whole(large),
     };
     let title = format!(
-        "growth on {}: {} events at a time off backlogs of {} and {}, {} bytes, ordering {}, \
-         median of {} pairs",
+        "growth on {}: {} events at a time off backlogs of {} and {}, {} bytes, ordering {}, {}",
         ground.version,
         thousands(args.small),
         thousands(args.small),
         thousands(args.events),
         figures.payload,
         ground.ordering,
-        args.pairs
+        medians(args.pairs)
     );
     let mut report = Report::new(title, &figures);
     report.row("small backlog", rate(figures.small_per_s), String::new());

@@ -37,8 +37,9 @@ impl Report {
         }
         let mut table = Table::new();
         table.load_style(presets::UTF8_FULL_CONDENSED);
+        let columns = if self.rows.iter().all(|row| row[2].is_empty()) { 2 } else { 3 };
         for row in &self.rows {
-            table.add_row(row);
+            table.add_row(&row[..columns]);
         }
         println!("{}\n{table}", self.title);
         for note in &self.notes {
@@ -66,6 +67,14 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
         0 => None,
         odd if odd % 2 == 1 => Some(sorted[middle]),
         _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+/// How many pairs the medians are of, in words.
+pub(super) fn medians(pairs: u64) -> String {
+    match pairs {
+        1 => "one pair".to_owned(),
+        _ => format!("medians of {pairs} pairs"),
     }
 }
 

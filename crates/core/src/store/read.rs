@@ -95,9 +95,10 @@ pub struct Due {
 pub struct HotRow {
     /// The row.
     pub row: Fetched,
-    /// The nearest earlier event of the same key that is neither sent, dead nor discarded.
-    /// `Some(0)` when the store cannot tell.
-    pub previous: Option<i64>,
+    /// Earlier events of the same key that are neither sent, dead nor discarded, and that the reader
+    /// may not know: those behind its position, and those that became visible since its context was
+    /// taken. `None` when the store cannot tell.
+    pub previous: Option<Vec<i64>>,
 }
 
 /// A lane that something blocks.
@@ -125,16 +126,18 @@ pub trait Read {
     async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page>;
 
     /// The events of these shards at or before `from.sequence` that became visible after
-    /// `from.context` was taken. The page's position has a new context.
-    async fn read_late(&self, shards: &[u16], from: &Position) -> Result<Page>;
+    /// `from.context` was taken, at most `limit`. A page that is caught up has a new context; one that
+    /// is not has the old one, and the rest is found by asking again when these are settled.
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page>;
 
     /// The events of these shards whose `not_before` has passed: delayed, retried, replayed,
     /// suspect, and held ones that an operator set free.
     async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due>;
 
-    /// These rows by their sequence, each with the key's previous unsettled event. Rows that wait,
-    /// are settled, or were rolled back are left out.
-    async fn read_hot(&self, sequences: &[i64]) -> Result<Vec<HotRow>>;
+    /// These rows by their sequence, each with the unsettled events of its key that a reader who
+    /// stands at `from` may not know, all of one moment. Rows that wait, are settled, or were rolled
+    /// back are left out.
+    async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
     /// The held events of one lane, in the order of their sequence, at most `limit`.
     async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>>;

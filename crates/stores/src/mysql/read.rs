@@ -59,7 +59,7 @@ impl Read for MySqlStore {
         Ok(page)
     }
 
-    async fn read_late(&self, shards: &[u16], from: &Position) -> Result<Page> {
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
         let mut page = Page { rows: Vec::new(), position: from.clone(), caught_up: true };
         let mut gaps = Gaps::parse(&from.context);
         let Some(oldest) = gaps.oldest() else {
@@ -70,11 +70,15 @@ impl Read for MySqlStore {
             (gap.first <= from.sequence).then(|| Gap { last: gap.last.min(from.sequence), ..gap })
         };
         let visible = self.probe(gaps.iter().filter_map(behind)).await?;
-        let visible: Vec<i64> = visible.into_iter().map(|(sequence, _)| sequence).collect();
+        let mut visible: Vec<i64> = visible.into_iter().map(|(sequence, _)| sequence).collect();
+        page.caught_up = visible.len() <= limit;
+        visible.truncate(limit);
         page.rows = self.rows_of(shards, &visible).await?;
-        gaps.remove(&visible);
-        gaps.close(closed);
-        page.position.context = gaps.to_string();
+        if page.caught_up {
+            gaps.remove(&visible);
+            gaps.close(closed);
+            page.position.context = gaps.to_string();
+        }
         Ok(page)
     }
 
@@ -111,21 +115,30 @@ impl Read for MySqlStore {
         Ok(Due { rows, next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)) })
     }
 
-    async fn read_hot(&self, sequences: &[i64]) -> Result<Vec<HotRow>> {
+    async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>> {
         let count = self.shard_count().await?;
         let mut hot = Vec::with_capacity(sequences.len());
         for sequences in sequences.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(HOT, sequences.len()));
+            let mut query = sqlx::query(self.listing(HOT, sequences.len())).bind(from.sequence);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
             let rows = query.fetch_all(&self.pool).await.map_err(failed("reading hot events"))?;
             for row in &rows {
-                let previous = row.try_get(COLUMNS);
+                let previous: Result<Option<String>, _> = row.try_get(COLUMNS);
                 hot.push(HotRow {
                     row: fetched(row, count).map_err(failed("reading hot events"))?,
-                    previous: previous.map_err(failed("reading hot events"))?,
+                    previous: previous.map_err(failed("reading hot events"))?.map(numbers),
                 });
+            }
+        }
+        // Asked after the rows: whatever was committed before one of them was enqueued is seen. A
+        // gap that is filled by something fresh may be of the same key.
+        let gaps = Gaps::parse(&from.context);
+        let filled = self.probe(gaps.iter()).await?;
+        if filled.iter().any(|(_, fresh)| *fresh) {
+            for row in hot.iter_mut().filter(|hot| hot.row.key.is_some()) {
+                row.previous = None;
             }
         }
         Ok(hot)
@@ -204,21 +217,25 @@ const NEXT_DUE: &str = concat!(
 /// that one is settled is asked afterwards, or this would walk through all that was sent. Texts are
 /// compared as bytes: to the collation, which both servers know, a space at the end is nothing. Only
 /// when ordered by the whole index does MySQL walk it backwards instead of sorting.
+/// Between cursor and row the aggregate's index is walked: a few rows, or the answer is that the
+/// store cannot tell.
 const HOT: &str = concat!(
     "select ",
     columns!(),
     ", case
-        when length(e.ordering_key) > 0 then 0
+        when length(e.ordering_key) > 0 then null
         when e.ordering_key is null and e.aggregate_id is not null then (
-            select case when p.sent_at is null and p.dead_at is null and p.discarded_at is null
-                then p.sequence end
+            select case when count(*) >= 20 then null else coalesce(group_concat(
+                case when p.sent_at is null and p.dead_at is null and p.discarded_at is null
+                    and cast(p.aggregate_id as binary) = cast(e.aggregate_id as binary)
+                    and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
+                    and cast(coalesce(p.tenant, '') as binary)
+                        = cast(coalesce(e.tenant, '') as binary)
+                    and p.ordering_key is null
+                then p.sequence end), '') end
             from {events} p
-            where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
-                and cast(p.aggregate_id as binary) = cast(e.aggregate_id as binary)
-                and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
-                and cast(coalesce(p.tenant, '') as binary) = cast(coalesce(e.tenant, '') as binary)
-                and p.ordering_key is null
-            order by p.aggregate_id desc, p.sequence desc limit 1)
+            where p.aggregate_id = e.aggregate_id and p.sequence > ? and p.sequence < e.sequence)
+        else ''
     end
     from {events} e
     where e.sequence in ({list}) and ",
@@ -246,6 +263,11 @@ const BLOCKED: &str = "
 struct Rows {
     rows: Vec<Fetched>,
     end: Option<i64>,
+}
+
+/// The numbers of a list that the database wrote.
+fn numbers(list: String) -> Vec<i64> {
+    list.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
 type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;

@@ -74,7 +74,7 @@ impl Read for PostgresStore {
         Ok(Page { rows, position: Position { sequence, context: from.context.clone() }, caught_up })
     }
 
-    async fn read_late(&self, shards: &[u16], from: &Position) -> Result<Page> {
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
         // What `prev` could not see and this statement's own snapshot can. Transactions that are
         // still open are left out by their id: one that stays open for hours with many events
         // would be walked over with every poll. A snapshot from the future is that of a server
@@ -98,6 +98,7 @@ impl Read for PostgresStore {
             ", s.cur::text
             from seen s
             left join lateral (
+                select e.* from (
                 select e.* from unnest(s.ended) x
                 cross join lateral (
                     select * from {events} e where e.xid >= x and e.xid <= x offset 0
@@ -113,6 +114,9 @@ impl Read for PostgresStore {
                   and ",
             unsettled!(),
             "
+                ) e
+                order by e.sequence
+                limit $4
             ) e on true"
         );
 
@@ -122,6 +126,7 @@ impl Read for PostgresStore {
             .bind(prev)
             .bind(from.sequence)
             .bind(shard_numbers(shards))
+            .bind(limit as i64)
             .fetch_all(&self.pool)
             .await
             .map_err(failed("reading late commits"))?;
@@ -129,11 +134,10 @@ impl Read for PostgresStore {
             Some(row) => row.try_get(COLUMNS).map_err(failed("reading late commits"))?,
             None => from.context.clone(),
         };
-        Ok(Page {
-            rows: in_order(&rows).map_err(failed("reading late commits"))?,
-            position: Position { sequence: from.sequence, context },
-            caught_up: true,
-        })
+        let rows = in_order(&rows).map_err(failed("reading late commits"))?;
+        let caught_up = rows.len() < limit;
+        let context = if caught_up { context } else { from.context.clone() };
+        Ok(Page { rows, position: Position { sequence: from.sequence, context }, caught_up })
     }
 
     async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
@@ -181,42 +185,72 @@ impl Read for PostgresStore {
         })
     }
 
-    async fn read_hot(&self, sequences: &[i64]) -> Result<Vec<HotRow>> {
-        // The aggregate's index is walked backwards from the row: its order starts with the
-        // aggregate id, so that no plan can walk the whole table instead. Other tenants and types
-        // can share the id; after 20 of them the answer is that the store cannot tell.
+    async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>> {
+        // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that
+        // the store cannot tell. Behind the cursor only what the context could not see is unknown;
+        // it is found as `read_late` finds it.
         const HOT: &str = concat!(
-            "select ",
+            "with seen as materialized (
+                select cur,
+                       case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
+                            then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
+                       array(
+                           select x from pg_snapshot_xip(prev) x
+                           where pg_visible_in_snapshot(x, cur)
+                       ) as ended
+                from (select pg_current_snapshot() as cur, $2::text::pg_snapshot as prev) s
+            )
+            select ",
             columns!(),
-            ", case when e.ordering_key <> '' then 0 else nullif(h.previous, -1) end
+            ", case when e.ordering_key <> '' or h.walked >= 20 then null
+                    else coalesce(h.ahead, '{}') || coalesce(l.late, '{}') end
             from {events} e
             left join lateral (
-                with near as materialized (
-                    select p.sequence, p.aggregate_id = e.aggregate_id as same_id,
-                           p.aggregate_id = e.aggregate_id and p.ordering_key is null
-                               and p.aggregate_type = e.aggregate_type
-                               and p.tenant is not distinct from e.tenant as same_key,
-                           p.sent_at is null and p.dead_at is null
-                               and p.discarded_at is null as unsettled
-                    from {events} p
-                    where (p.aggregate_id, p.sequence) < (e.aggregate_id, e.sequence)
-                    order by p.aggregate_id desc, p.sequence desc
+                select count(*) as walked,
+                       array_agg(p.sequence) filter (
+                           where p.ordering_key is null
+                             and p.aggregate_type = e.aggregate_type
+                             and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                             and p.sent_at is null and p.dead_at is null and p.discarded_at is null
+                       ) as ahead
+                from (
+                    select * from {events} p
+                    where p.aggregate_id = e.aggregate_id
+                      and p.sequence > $3 and p.sequence < e.sequence
+                    order by p.aggregate_id, p.sequence
                     limit 20
-                )
-                select coalesce(
-                    (select case when unsettled then sequence else -1 end
-                     from near where same_key order by sequence desc limit 1),
-                    (select case when count(*) = 20 then 0 else -1 end from near where same_id)
-                ) as previous
+                ) p
             ) h on e.ordering_key is null and e.aggregate_id is not null
+            left join lateral (
+                select array_agg(p.sequence) as late
+                from (
+                    select p.* from seen s cross join unnest(s.ended) x
+                    cross join lateral (
+                        select * from {events} p where p.xid >= x and p.xid <= x offset 0
+                    ) p
+                    union all
+                    select p.* from seen s cross join lateral (
+                        select * from {events} p
+                        where p.xid >= s.since and p.xid < pg_snapshot_xmax(s.cur) offset 0
+                    ) p
+                ) p
+                where p.sequence <= $3 and p.aggregate_id = e.aggregate_id
+                  and p.aggregate_type = e.aggregate_type
+                  and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                  and p.ordering_key is null
+                  and p.sent_at is null and p.dead_at is null and p.discarded_at is null
+            ) l on e.ordering_key is null and e.aggregate_id is not null
             where e.sequence = any($1) and e.not_before is null and ",
             unsettled!(),
             "
             order by e.sequence"
         );
 
+        let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
         sqlx::query(self.tables.sql(HOT))
             .bind(sequences)
+            .bind(prev)
+            .bind(from.sequence)
             .try_map(|row: PgRow| {
                 Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
             })

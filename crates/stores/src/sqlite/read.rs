@@ -49,7 +49,7 @@ impl Read for SqliteStore {
     }
 
     /// There are none: with one writer at a time, a sequence is visible before the next is taken.
-    async fn read_late(&self, _shards: &[u16], from: &Position) -> Result<Page> {
+    async fn read_late(&self, _shards: &[u16], from: &Position, _limit: usize) -> Result<Page> {
         Ok(nothing(from))
     }
 
@@ -98,38 +98,31 @@ impl Read for SqliteStore {
         })
     }
 
-    async fn read_hot(&self, sequences: &[i64]) -> Result<Vec<HotRow>> {
-        // The aggregate's index is walked backwards from the row. Other tenants and types can
-        // share the id; after 20 of them the answer is that the store cannot tell.
+    async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>> {
+        // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that
+        // the store cannot tell. Nothing becomes visible behind the cursor.
         const HOT: &str = concat!(
             "select ",
             columns!(),
             ", case
-                when ordering_key <> '' then 0
-                when ordering_key is null and aggregate_id is not null then nullif(coalesce(
-                    (select case when unsettled then sequence else -1 end
-                     from (
-                         select p.sequence, p.ordering_key is null
-                                    and p.aggregate_type = e.aggregate_type
-                                    and coalesce(p.tenant, '') = coalesce(e.tenant, '')
-                                    as same_key,
-                                p.sent_at is null and p.dead_at is null
-                                    and p.discarded_at is null as unsettled
-                         from {events} p
-                         where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
-                         order by p.sequence desc
-                         limit 20
-                     )
-                     where same_key
-                     order by sequence desc
-                     limit 1),
-                    (select case when count(*) = 20 then 0 else -1 end
-                     from (
-                         select 1 from {events} p
-                         where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
-                         limit 20
-                     ))
-                ), -1)
+                when ordering_key <> '' then null
+                when ordering_key is null and aggregate_id is not null then (
+                    select case when count(*) >= 20 then null else json_group_array(near.sequence)
+                        filter (
+                            where near.ordering_key is null
+                              and near.aggregate_type = e.aggregate_type
+                              and coalesce(near.tenant, '') = coalesce(e.tenant, '')
+                              and near.sent_at is null and near.dead_at is null
+                              and near.discarded_at is null
+                        ) end
+                    from (
+                        select * from {events} p
+                        where p.aggregate_id = e.aggregate_id
+                          and p.sequence > ?2 and p.sequence < e.sequence
+                        limit 20
+                    ) near
+                )
+                else '[]'
             end
             from {events} e
             where sequence in (select value from json_each(?1)) and not_before is null and ",
@@ -140,8 +133,13 @@ impl Read for SqliteStore {
 
         sqlx::query(self.tables.sql(HOT))
             .bind(list(sequences.iter().copied()))
+            .bind(from.sequence)
             .try_map(|row: SqliteRow| {
-                Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
+                let previous: Option<String> = row.try_get(COLUMNS)?;
+                Ok(HotRow {
+                    row: fetched(&row)?,
+                    previous: previous.and_then(|list| serde_json::from_str(&list).ok()),
+                })
             })
             .fetch_all(&self.reader)
             .await

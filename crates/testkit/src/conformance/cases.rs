@@ -110,6 +110,7 @@ macro_rules! store_conformance {
             hot {
                 a_hot_row_knows_the_unsettled_event_before_it
                 a_hot_read_leaves_out_what_is_not_fresh
+                a_hot_row_knows_the_late_commit_of_its_key
                 a_hot_row_looks_only_at_its_own_key
             }
             claim {

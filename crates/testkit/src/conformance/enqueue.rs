@@ -72,7 +72,14 @@ pub async fn an_event_is_invisible_until_its_commit<DB: Dialect>(subject: &Subje
     let enqueued = outbox.enqueue_in(&mut transaction, std::slice::from_ref(&event)).await;
     assert!(outbox.store.event(event.id()).await.unwrap().is_none());
     assert!(owner.read_all().await.is_empty());
-    assert!(outbox.store.read_hot(&[enqueued[0].sequence]).await.unwrap().is_empty());
+    assert!(
+        outbox
+            .store
+            .read_hot(&[enqueued[0].sequence], &posthaste_core::store::Position::default())
+            .await
+            .unwrap()
+            .is_empty()
+    );
     transaction.commit().await.unwrap();
     assert_eq!(sequences(&owner.read_all().await), [enqueued[0].sequence]);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use posthaste_core::Event;
+use posthaste_core::{Event, store::Position};
 use posthaste_stores::Dialect;
 
 use super::{
@@ -19,27 +19,29 @@ pub async fn a_hot_row_knows_the_unsettled_event_before_it<DB: Dialect>(subject:
     let first = outbox.enqueue_one(&event("key")).await.sequence;
     let second = outbox.enqueue_one(&event("key")).await.sequence;
     let alone = outbox.enqueue_one(&event("alone")).await.sequence;
+    let none = || Some(Vec::new());
     let hot = async |wanted: &[i64]| {
-        let rows = outbox.store.read_hot(wanted).await.unwrap();
-        let mut rows: Vec<_> = rows.iter().map(|hot| (hot.row.sequence, hot.previous)).collect();
+        let rows = outbox.store.read_hot(wanted, &Position::default()).await.unwrap();
+        let mut rows: Vec<_> =
+            rows.into_iter().map(|hot| (hot.row.sequence, hot.previous)).collect();
         rows.sort_unstable();
         rows
     };
     assert_eq!(
         hot(&[first, second, alone]).await,
-        [(first, None), (second, Some(first)), (alone, None)]
+        [(first, none()), (second, Some(vec![first])), (alone, none())]
     );
 
     // A previous event that waits is not settled; one that is sent, dead or discarded is.
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
     owner.settle(&[retry(&rows[0], 1, HOUR)]).await;
-    assert_eq!(hot(&[first, second]).await, [(second, Some(first))]);
+    assert_eq!(hot(&[first, second]).await, [(second, Some(vec![first]))]);
     owner.settle(&[dead(&rows[0])]).await;
-    assert_eq!(hot(&[second]).await, [(second, None)]);
+    assert_eq!(hot(&[second]).await, [(second, none())]);
     owner.settle(&sent(&rows[1..2])).await;
     let third = outbox.enqueue_one(&event("key")).await.sequence;
-    assert_eq!(hot(&[first, second, third]).await, [(third, None)]);
+    assert_eq!(hot(&[first, second, third]).await, [(third, none())]);
 }
 
 /// The hot path gets nothing of what waits, is settled, was rolled back or never was.
@@ -61,10 +63,10 @@ pub async fn a_hot_read_leaves_out_what_is_not_fresh<DB: Dialect>(subject: &Subj
     if !wanted.contains(&gone) {
         wanted.push(gone);
     }
-    let found = outbox.store.read_hot(&wanted).await.unwrap();
+    let found = outbox.store.read_hot(&wanted, &Position::default()).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].row.sequence, taken[2].sequence);
-    assert!(outbox.store.read_hot(&[]).await.unwrap().is_empty());
+    assert!(outbox.store.read_hot(&[], &Position::default()).await.unwrap().is_empty());
 }
 
 /// Tenants and unordered events do not wait for each other; for a key of the application's the
@@ -90,17 +92,40 @@ pub async fn a_hot_row_looks_only_at_its_own_key<DB: Dialect>(subject: &Subject<
     ];
     let build = build.map(|event| event.build().unwrap());
     let taken: Vec<i64> = outbox.enqueue(&build).await.iter().map(|one| one.sequence).collect();
-    let rows = outbox.store.read_hot(&taken).await.unwrap();
+    let rows = outbox.store.read_hot(&taken, &Position::default()).await.unwrap();
     assert_eq!(rows.len(), taken.len());
     for hot in rows {
-        assert_eq!(hot.previous, None, "{:?}", hot.row.content.unwrap().event);
+        assert_eq!(hot.previous, Some(vec![]), "{:?}", hot.row.content.unwrap().event);
     }
 
     let keyed = || of(None).ordering_key("mine").build().unwrap();
     let first = outbox.enqueue_one(&keyed()).await.sequence;
     let second = outbox.enqueue_one(&keyed()).await.sequence;
-    for (sequence, told) in [(first, None), (second, Some(first))] {
-        let previous = outbox.store.read_hot(&[sequence]).await.unwrap()[0].previous;
-        assert!(previous == Some(0) || previous == told, "{previous:?} before {sequence}");
+    for (sequence, told) in [(first, vec![]), (second, vec![first])] {
+        let rows = outbox.store.read_hot(&[sequence], &Position::default()).await.unwrap();
+        let previous = rows[0].previous.as_ref();
+        assert!(previous.is_none_or(|known| *known == told), "{previous:?} before {sequence}");
     }
+}
+
+/// An event that was enqueued after the commit of an earlier one of its key must not overtake it,
+/// although the reader's cursor has passed that one's sequence.
+pub async fn a_hot_row_knows_the_late_commit_of_its_key<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let mut open = outbox.begin().await;
+    let late = outbox.enqueue_in(&mut open, &[event("key")]).await[0].sequence;
+    // Of the same key, delivered while the first one's transaction is open: they are concurrent.
+    outbox.enqueue_one(&event("key")).await;
+    let rows = owner.poll().await;
+    owner.settle(&sent(&rows)).await;
+    assert!(owner.position.sequence > late, "the cursor has passed it");
+    open.commit().await.unwrap();
+    let next = outbox.enqueue_one(&event("key")).await.sequence;
+    let hot = outbox.store.read_hot(&[next], &owner.position).await.unwrap();
+    let previous = hot[0].previous.as_ref();
+    assert!(previous.is_none_or(|known| known.contains(&late)), "{previous:?} before {next}");
 }

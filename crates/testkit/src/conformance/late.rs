@@ -50,7 +50,7 @@ pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
     assert_eq!(sequences(&ahead.rows), [high]);
     owner.settle(&sent(&ahead.rows)).await;
     slow.commit().await.unwrap();
-    let late = outbox.store.read_late(&owner.shards(), &ahead.position).await.unwrap();
+    let late = outbox.store.read_late(&owner.shards(), &ahead.position, 1000).await.unwrap();
     assert_eq!(sequences(&late.rows), [low], "the late commit was skipped");
 }
 

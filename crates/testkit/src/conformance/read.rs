@@ -100,7 +100,7 @@ pub async fn a_position_stays_before_what_was_not_read<DB: Dialect>(subject: &Su
         let page = outbox.store.read_ahead(&owner.shards(), &position, 1).await.unwrap();
         assert_eq!(sequences(&page.rows), [enqueued.sequence]);
         assert!(page.position.sequence <= enqueued.sequence);
-        let late = outbox.store.read_late(&owner.shards(), &page.position).await.unwrap();
+        let late = outbox.store.read_late(&owner.shards(), &page.position, 1000).await.unwrap();
         assert_eq!(late.position.sequence, page.position.sequence);
         position = late.position;
     }
@@ -261,7 +261,7 @@ pub async fn reading_writes_nothing<DB: Dialect>(subject: &Subject<DB>) {
     let page = outbox.store.read_ahead(&shards, &start, 10).await.unwrap();
     assert_eq!(page.rows.len(), 1);
     outbox.store.read_due(&shards, 10).await.unwrap();
-    outbox.store.read_hot(&sequences(&page.rows)).await.unwrap();
+    outbox.store.read_hot(&sequences(&page.rows), &Position::default()).await.unwrap();
     assert_eq!(format!("{:?}", outbox.record(event.id()).await), before);
     let owners = outbox.store.heartbeat(&relay("observer", HOUR), 0).await.unwrap().owners;
     assert!(owners.iter().all(Option::is_none));

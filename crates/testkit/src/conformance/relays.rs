@@ -148,7 +148,7 @@ impl Owner {
     pub(super) async fn poll(&mut self) -> Vec<Fetched> {
         let shards = self.shards();
         let mut found = Vec::new();
-        let late = self.store.read_late(&shards, &self.position).await.unwrap();
+        let late = self.store.read_late(&shards, &self.position, 1000).await.unwrap();
         self.position = late.position;
         found.extend(late.rows);
         loop {

@@ -33,7 +33,13 @@ pub(super) async fn enqueue_in_state<DB: Dialect>(
     status: Status,
 ) -> Fetched {
     let sequence = outbox.enqueue_one(event).await.sequence;
-    let row = outbox.store.read_hot(&[sequence]).await.unwrap().remove(0).row;
+    let row = outbox
+        .store
+        .read_hot(&[sequence], &posthaste_core::store::Position::default())
+        .await
+        .unwrap()
+        .remove(0)
+        .row;
     match status {
         Status::New => {}
         Status::Sending => {
