@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Nothing here takes so long unless it hangs.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_mins(1);
 
 /// One process of the binary `posthaste-harness`.
 pub struct Process {
@@ -94,12 +94,13 @@ impl Process {
     /// When it does not say so within [`LIMIT`], or ends before.
     pub async fn until(&self, what: &str, reached: impl FnMut(&Report) -> bool) -> Report {
         let mut reports = self.reports.clone();
-        let outcome = tokio::time::timeout(LIMIT, reports.wait_for(reached)).await;
-        match outcome {
-            Ok(Ok(report)) => report.clone(),
-            Ok(Err(_)) => panic!("waited for {what}, but it ended: {self}"),
-            Err(_) => panic!("waited in vain for {what}: {self}"),
-        }
+        let Ok(outcome) = tokio::time::timeout(LIMIT, reports.wait_for(reached)).await else {
+            panic!("waited in vain for {what}: {self}");
+        };
+        let Ok(report) = outcome else {
+            panic!("waited for {what}, but it ended: {self}");
+        };
+        report.clone()
     }
 
     /// The keys of commanded transactions as they are committed. Given once.
@@ -169,9 +170,8 @@ impl Process {
     pub async fn ended(&mut self) -> ExitStatus {
         let mut reports = self.reports.clone();
         let silent = async { while reports.changed().await.is_ok() {} };
-        if tokio::time::timeout(LIMIT, silent).await.is_err() {
-            panic!("waited in vain for the end of {self}");
-        }
+        let ended = tokio::time::timeout(LIMIT, silent).await;
+        assert!(ended.is_ok(), "waited in vain for the end of {self}");
         // Its output is closed: it is ending, or has ended.
         self.child.wait().expect("its end cannot be heard of")
     }

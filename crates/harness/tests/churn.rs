@@ -120,7 +120,7 @@ impl Churn {
             Connections::Postgres(pool) => run.beside_an_open_transaction(pool).await,
             Connections::MySql(pool) => run.beside_an_open_transaction(pool).await,
             // There is one writer: an open transaction would stop everybody.
-            Connections::Sqlite(_) => run.to_the_end().await,
+            Connections::Sqlite(_) => run.alone().await,
         }
     }
 }
@@ -135,7 +135,7 @@ impl Run<'_> {
         self.judge().await;
     }
 
-    async fn to_the_end(mut self) {
+    async fn alone(mut self) {
         self.come_and_go().await;
         self.judge().await;
     }

@@ -26,6 +26,8 @@ on_every_database!(
     the_last_failure_is_death_with_attempts_kept_and_a_replay_delivers,
     a_parked_key_goes_on_when_its_dead_event_is_discarded,
     a_replayed_parked_event_goes_before_its_followers,
+    a_parked_key_without_followers_goes_on_after_a_discard,
+    under_global_a_parked_event_holds_all_until_it_is_discarded,
     a_panic_in_a_handler_is_a_retry,
     a_dispatch_past_its_timeout_is_a_failure,
     a_delayed_event_is_delivered_when_it_falls_due_and_holds_nobody_back,
@@ -201,6 +203,53 @@ async fn a_replayed_parked_event_goes_before_its_followers<DB: TestDatabase>(on:
     on.store.replay(&Selection::One(id)).await.unwrap();
     soon("all", transport.wait_for(5)).await;
     assert_eq!(numbers(&transport.delivered(), "k"), [0, 1, 2, 3]);
+    relay.stop().await.unwrap();
+}
+
+fn first_one_dies() -> MemoryTransport {
+    MemoryTransport::scripted(|envelope| match number(envelope) {
+        0 => Outcome::dead("never"),
+        _ => Outcome::Delivered,
+    })
+}
+
+/// Nothing is held behind it that the discard could set free: the relay must look by itself.
+async fn a_parked_key_without_followers_goes_on_after_a_discard<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let transport = first_one_dies();
+    let poison = event("k", 0);
+    let id = poison.id();
+    on.enqueue(vec![poison]).await;
+    let config = Config { on_dead: OnDead::Park, heartbeat: Duration::from_millis(200), ..quick() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    until(&relay, "its death", |stats| stats.dead == 1 && stats.idle).await;
+    on.store.discard(&Selection::One(id)).await.unwrap();
+    on.enqueue(vec![event("k", 1), event("k", 2)]).await;
+    soon("the key", transport.wait_for(2)).await;
+    assert_eq!(numbers(&transport.delivered(), "k"), [1, 2]);
+    relay.stop().await.unwrap();
+}
+
+async fn under_global_a_parked_event_holds_all_until_it_is_discarded<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let transport = first_one_dies();
+    let poison = event("a", 0);
+    let id = poison.id();
+    on.enqueue(vec![poison, event("b", 1), event("c", 2)]).await;
+    let config = Config { on_dead: OnDead::Park, ordering: RelayOrdering::Global, ..quick() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    until(&relay, "its death", |stats| stats.dead == 1).await;
+    let polls = relay.stats().polls;
+    until(&relay, "a few polls", |stats| stats.polls > polls + 6).await;
+    assert!(transport.delivered().is_empty());
+    on.store.discard(&Selection::One(id)).await.unwrap();
+    soon("the rest", transport.wait_for(2)).await;
+    let order: Vec<u64> = transport.delivered().iter().map(number).collect();
+    assert_eq!(order, [1, 2]);
     relay.stop().await.unwrap();
 }
 

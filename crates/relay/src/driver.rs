@@ -52,7 +52,7 @@ pub(crate) enum Done {
     Tick { tick: Result<Tick>, reserved: i64 },
     Acquired { asked_at: Instant, acquired: Result<Acquired> },
     HandedOver { held: Vec<Held>, result: Result<()> },
-    Unblocked { asked: u64, blocked: Result<Vec<Blocked>> },
+    Reconciled { read: u64, blocked: Result<Vec<Blocked>> },
     Rested,
 }
 
@@ -110,8 +110,8 @@ pub(crate) struct Driver {
     pub(crate) expired: Option<i64>,
     /// Until when the row leases are ours for certain.
     pub(crate) rows_until: Instant,
-    pub(crate) unblocking: bool,
-    pub(crate) unblock_at: Instant,
+    pub(crate) reconciling: bool,
+    pub(crate) reconcile_at: Instant,
     pub(crate) stopping: Option<Stopping>,
 }
 
@@ -175,8 +175,8 @@ impl Driver {
             hot_reads: 0,
             claims: 0,
             expired: None,
-            unblocking: false,
-            unblock_at: now,
+            reconciling: false,
+            reconcile_at: now,
             stopping: None,
         }
     }
@@ -235,7 +235,7 @@ impl Driver {
         self.settle();
         if self.stopping.is_none() {
             self.read(now);
-            self.unblock(now);
+            self.reconcile(now);
         }
         self.tick(now);
         self.acquire();
@@ -333,7 +333,7 @@ impl Driver {
                     Err(error) => self.database_failed("handing shards over", &error),
                 }
             }
-            Done::Unblocked { asked, blocked } => self.unblocked(asked, blocked),
+            Done::Reconciled { read, blocked } => self.reconciled(read, blocked),
             Done::Rested => self.resting = false,
         }
         Ok(())

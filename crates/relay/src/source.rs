@@ -280,39 +280,33 @@ impl Driver {
         }
     }
 
-    /// Under `global` nothing tells that an operator removed what blocks the one lane: ask.
-    pub(crate) fn unblock(&mut self, now: Instant) {
-        if self.config.ordering != RelayOrdering::Global
-            || self.unblocking
-            || now < self.unblock_at
-            || !self.source.exhausted()
-            || !self.lanes.blocked()
-            || self.lanes.in_flight() > 0
-            || self.lanes.unsettled() > 0
-            || self.settling
-        {
+    /// Asks now and then whether what blocks lanes is still in the table: an operator can have
+    /// removed it when nothing was held behind it that could tell. Under `global` nothing is ever
+    /// held, so it is asked more often.
+    pub(crate) fn reconcile(&mut self, now: Instant) {
+        if self.reconciling || now < self.reconcile_at || !self.lanes.blocked() {
             return;
         }
-        self.unblocking = true;
-        self.unblock_at = now + self.config.busy_interval;
+        self.reconciling = true;
+        self.reconcile_at = now
+            + match self.config.ordering {
+                RelayOrdering::Global => self.config.idle_interval,
+                _ => self.config.heartbeat,
+            };
         let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
-        let asked = self.lanes.happenings();
+        let read = self.lanes.read_began();
         self.tasks.spawn(async move {
-            Done::Unblocked { asked, blocked: store.read_blocked(&shards).await }
+            Done::Reconciled { read, blocked: store.read_blocked(&shards).await }
         });
     }
 
-    /// The answer counts only when nothing has happened since it was asked for: a lane that was
-    /// freed and blocked again in between is blocked.
-    pub(crate) fn unblocked(&mut self, asked: u64, blocked: posthaste_core::Result<Vec<Blocked>>) {
-        self.unblocking = false;
+    pub(crate) fn reconciled(&mut self, read: u64, blocked: Result<Vec<Blocked>>) {
+        self.reconciling = false;
         match blocked {
-            Ok(blocked) if blocked.is_empty() && asked == self.lanes.happenings() => {
-                self.lanes.unblock_global();
-            }
-            Ok(_) => {}
+            Ok(blocked) => self.lanes.reconcile(read, &blocked),
             Err(error) => self.database_failed("looking at blocked lanes", &error),
         }
+        self.lanes.read_merged(read);
     }
 }
 

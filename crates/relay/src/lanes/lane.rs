@@ -46,6 +46,9 @@ pub(super) struct Lane {
     pub(super) reading: bool,
     /// There is more to release than the last read can have seen.
     pub(super) again: bool,
+    /// Reads with this number or a later one see in the table what blocks it; `None` until that is
+    /// written.
+    pub(super) written: Option<u64>,
 }
 
 impl Lane {
@@ -60,6 +63,7 @@ impl Lane {
             holds: 0,
             reading: false,
             again: false,
+            written: None,
         }
     }
 

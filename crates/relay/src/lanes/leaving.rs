@@ -18,6 +18,11 @@ impl Leaving {
         self.last
     }
 
+    /// The number of the next read.
+    pub(super) fn next_read(&self) -> u64 {
+        self.last + 1
+    }
+
     /// The stamp of what is settled now; `None` when no read is under way that could bring it back.
     pub(super) fn stamp(&self) -> Option<u64> {
         (!self.under_way.is_empty()).then_some(self.last)

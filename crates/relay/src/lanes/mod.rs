@@ -166,6 +166,8 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Leave,
+    /// The table says from here on that its lane is blocked.
+    BlockLane,
     /// The lane waited for the confirmation of a death.
     AdvanceLane,
     /// It is held now.
@@ -244,11 +246,6 @@ impl Lanes {
     /// Events handed to transports and not answered yet.
     pub fn in_flight(&self) -> usize {
         self.in_flight
-    }
-
-    /// Rises with everything that can block or free a lane.
-    pub fn happenings(&self) -> u64 {
-        self.stats.delivered + self.stats.retried + self.stats.dead
     }
 
     /// Events in memory.

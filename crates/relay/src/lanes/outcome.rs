@@ -69,7 +69,7 @@ impl Lanes {
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
-        entry.state = State::Settling(Then::Leave);
+        entry.state = State::Settling(Then::BlockLane);
         let lane = entry.lane;
         let verdict = Verdict::Retry {
             after,
@@ -102,8 +102,8 @@ impl Lanes {
         let parks = self.rules.on_dead == OnDead::Park;
         // A lane passes a dead event only after the fenced write of that death succeeded.
         entry.state = State::Settling(match lane {
-            Some(_) if !parks => Then::AdvanceLane,
-            _ => Then::Leave,
+            Some(_) if parks => Then::BlockLane,
+            _ => Then::AdvanceLane,
         });
         let verdict = Verdict::Dead {
             error,
@@ -125,6 +125,7 @@ impl Lanes {
         lane.in_flight = false;
         lane.held |= lane.block == Block::Releasing;
         lane.block = block;
+        lane.written = None;
         if self.rules.global {
             return;
         }

@@ -49,6 +49,7 @@ impl Lanes {
             match (then, lane) {
                 (Then::AdvanceLane, Some(id)) => self.lane_done(id),
                 (Then::Hold, Some(id)) => self.hold_written(id),
+                (Then::BlockLane, Some(id)) => self.block_written(id),
                 _ => {}
             }
         }
@@ -62,6 +63,17 @@ impl Lanes {
                 self.known.remove(&sequence);
                 self.careful.done(sequence);
             }
+        }
+    }
+
+    /// The lane's head was written back: from here on the table says that the lane is blocked.
+    fn block_written(&mut self, id: LaneId) {
+        let next = self.leaving.next_read();
+        if let Some(lane) = self.lanes.get_mut(&id)
+            && matches!(lane.block, Block::Waiting | Block::Parked)
+            && !lane.busy()
+        {
+            lane.written.get_or_insert(next);
         }
     }
 

@@ -96,6 +96,7 @@ impl Lanes {
         let id = LaneId { destination, key: blocked.key };
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
         lane.held = true;
+        lane.written = Some(0);
         lane.block = match (blocked.parked, blocked.waiting) {
             (true, _) => Block::Parked,
             (false, true) => Block::Waiting,
@@ -111,15 +112,29 @@ impl Lanes {
         self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
     }
 
-    /// Opens the one lane of `global` when nothing in the database blocks it any more.
-    pub fn unblock_global(&mut self) {
-        let idle: Vec<LaneId> = self
+    /// What a read of the blocked lanes found. A lane that is blocked here and no longer in the
+    /// table was freed by an operator: it goes on.
+    pub fn reconcile(&mut self, read: u64, blocked: &[Blocked]) {
+        let still: BTreeSet<LaneId> = blocked
+            .iter()
+            .filter(|lane| lane.waiting || lane.parked)
+            .filter_map(|lane| {
+                let destination = self.destination_index(&lane.destination)?;
+                Some(LaneId { destination, key: lane.key })
+            })
+            .collect();
+        let freed: Vec<LaneId> = self
             .lanes
             .iter()
-            .filter(|(_, lane)| lane.block != Block::Open && !lane.busy())
+            .filter(|(id, lane)| {
+                matches!(lane.block, Block::Waiting | Block::Parked)
+                    && !lane.busy()
+                    && lane.written.is_some_and(|from| from <= read)
+                    && !still.contains(id)
+            })
             .map(|(id, _)| *id)
             .collect();
-        for id in idle {
+        for id in freed {
             self.lane_done(id);
         }
     }

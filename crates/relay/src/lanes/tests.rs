@@ -293,3 +293,24 @@ fn under_global_a_failed_event_holds_everything_and_nothing_is_marked() {
         lanes.outcome(sequence, Outcome::Delivered);
     }
 }
+
+#[test]
+fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
+    let mut lanes = open(OnDead::Park);
+    lanes.offer(row(1, 1), Origin::Cold, None);
+    dispatch(&mut lanes);
+    let early = lanes.read_began();
+    lanes.outcome(1, Outcome::dead("never"));
+    settle(&mut lanes);
+    // This read began before the death was written: its silence says nothing.
+    lanes.reconcile(early, &[]);
+    lanes.read_merged(early);
+    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None), Offered::Held);
+    settle(&mut lanes);
+    let read = lanes.read_began();
+    lanes.reconcile(read, &[]);
+    lanes.read_merged(read);
+    let (lane, _) = lanes.next_releases().pop().unwrap();
+    lanes.released(lane, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]));
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
