@@ -73,7 +73,7 @@ async fn a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_afte
 /// Nothing but a wake-up makes this relay read, and a wake-up makes it read ahead.
 async fn behind_the_cursor<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
     let transport = MemoryTransport::new();
-    let never = Duration::from_secs(600);
+    let never = Duration::from_mins(10);
     let config = Config {
         busy_interval: never,
         idle_interval: never,

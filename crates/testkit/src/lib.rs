@@ -1,14 +1,16 @@
 //! Proofs for Posthaste, a transactional outbox: published, so that a third party's store can
 //! prove itself too.
 //!
-//! - [`conformance`]: what every store must do, one named test a claim. A store's own tests are one
-//!   call of [`store_conformance!`].
+//! - `conformance`: what every store must do, one named test a claim. A store's own tests are one
+//!   call of `store_conformance!`.
 //! - [`checker`]: says from what was committed and what was delivered whether anything was lost,
 //!   reordered, repeated or made up.
-//! - [`tables`]: outboxes that nobody else uses, and an end for them.
+//! - `tables`: outboxes that nobody else uses, and an end for them.
 
+#[cfg(feature = "tables")]
 pub mod tables;
 
+#[cfg(feature = "conformance")]
 pub mod conformance;
 
 pub mod checker;
