@@ -230,21 +230,35 @@ impl Fixture {
         });
     }
 
-    /// Whether nobody holds a lock on the whole database.
-    pub async fn is_writable(&self) -> bool {
-        let Connections::Sqlite(_) = &self.connections else {
-            return true;
-        };
-        let Ok(options) = SqliteConnectOptions::from_str(&self.url) else {
-            return false;
-        };
-        let options = options.busy_timeout(Duration::ZERO);
-        let Ok(pool) = PoolOptions::<Sqlite>::new().connect_with(options).await else {
-            return false;
-        };
-        let writable = pool.begin_with("begin immediate").await.is_ok();
-        pool.close().await;
-        writable
+    /// Whether nobody holds a lock that a takeover would need: on any lease, or on SQLite's file.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn is_free(&self) -> bool {
+        const LEASES: &str = "select shard from {shards} for update skip locked";
+
+        let total = self.shard_count().await;
+        let sql = AssertSqlSafe(self.tables.fill(LEASES));
+        match &self.connections {
+            Connections::Postgres(pool) => {
+                sqlx::query(sql).fetch_all(pool).await.expect("leases cannot be read").len()
+                    == total
+            }
+            Connections::MySql(pool) => {
+                sqlx::query(sql).fetch_all(pool).await.expect("leases cannot be read").len()
+                    == total
+            }
+            Connections::Sqlite(_) => {
+                let options = SqliteConnectOptions::from_str(&self.url).expect("a URL");
+                let options = options.busy_timeout(Duration::ZERO);
+                let pool = PoolOptions::<Sqlite>::new().connect_with(options).await;
+                let pool = pool.expect("the file cannot be opened");
+                let free = pool.begin_with("begin immediate").await.is_ok();
+                pool.close().await;
+                free
+            }
+        }
     }
 
     /// Cuts all connections of this test's processes. Gives how many there were.

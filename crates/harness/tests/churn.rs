@@ -192,7 +192,14 @@ impl Run<'_> {
     /// machine was too busy.
     fn note_stall(&mut self, name: &str, report: &Report) {
         if report.stale_settles > 0 {
-            println!("{name} lost leases: the machine is too busy for them");
+            println!(
+                "{name} had {} settles refused: is the machine too busy?",
+                report.stale_settles
+            );
+            let log = std::fs::read_to_string(self.on.folder.join(format!("{name}.log")));
+            for line in log.unwrap_or_default().lines().filter(|line| line.contains("WARN")) {
+                println!("  {line}");
+            }
             self.stalled.insert(name.to_owned());
         }
     }

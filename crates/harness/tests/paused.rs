@@ -1,6 +1,6 @@
 //! A relay that was away longer than its lease writes nothing when it comes back.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use posthaste::{
     Status,
@@ -20,10 +20,12 @@ on_databases! {
     postgres, Postgres:
         a_relay_paused_beyond_its_lease_settles_nothing_and_counts_it,
         what_a_paused_relay_had_is_delivered_by_another_in_order,
+        a_relay_paused_inside_a_transaction_does_not_keep_its_shards,
         a_relay_whose_own_clock_stands_still_is_refused_by_the_database;
     mariadb, MariaDb:
         a_relay_paused_beyond_its_lease_settles_nothing_and_counts_it,
         what_a_paused_relay_had_is_delivered_by_another_in_order,
+        a_relay_paused_inside_a_transaction_does_not_keep_its_shards,
         a_relay_whose_own_clock_stands_still_is_refused_by_the_database;
     sqlite, Sqlite:
         a_relay_paused_beyond_its_lease_settles_nothing_and_counts_it,
@@ -100,9 +102,9 @@ async fn paused(on: &Fixture) -> (Process, HashSet<Uuid>) {
     loop {
         relay.pause();
         let in_hand = in_hand(&on.judge().facts, "slow");
-        // On SQLite a process that stands still inside a transaction has the file's only lock, and
-        // nobody can do anything: it is to stand still between two.
-        if !in_hand.is_empty() && on.is_writable().await {
+        // It is to stand still between two transactions. Inside one it has locks: on SQLite on the
+        // whole file, elsewhere on its leases, and a takeover waits until the server loses patience.
+        if !in_hand.is_empty() && on.is_free().await {
             return (relay, in_hand);
         }
         relay.resume();
@@ -174,6 +176,44 @@ async fn what_a_paused_relay_had_is_delivered_by_another_in_order(on: &Fixture) 
     println!("{} in hand, {unsettled} not settled, {twice} came twice", in_hand.len());
     assert!((in_hand.len()..=most).contains(&twice), "what was in hand came twice, and no more");
     assert_eq!(on.store.count_sent().await.unwrap(), 11 * KEYS as u64);
+}
+
+/// Inside a settle it has locked its leases, and a takeover passes over locked ones: the server must
+/// end a transaction whose client does nothing.
+async fn a_relay_paused_inside_a_transaction_does_not_keep_its_shards(on: &Fixture) {
+    fill(on).await;
+    // Failures, because they take more than one statement to settle.
+    let options = RelayOptions { fail: 0.5, max_attempts: 1_000, backoff: 1, delay: 1, ..slow(on) };
+    let mut slow = on.relay(&options);
+    slow.until("work in hand", |report| report.in_flight > 0).await;
+    let mut tries = 0;
+    loop {
+        slow.pause();
+        if !on.is_free().await {
+            break;
+        }
+        slow.resume();
+        tries += 1;
+        if tries % 20 == 0 {
+            fill(on).await;
+        }
+        assert!(tries < 1_000, "it is never inside a transaction");
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(500..5_000))).await;
+    }
+    let paused_at = clock::now();
+    let heir = on.relay(&RelayOptions { name: "heir".to_owned(), fail: 0.2, ..options.clone() });
+    on.until_holds("heir", on.shard_count().await).await;
+    let took = clock::since(paused_at);
+    println!("paused inside a transaction at try {}, all taken {took:?} later", tries + 1);
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
+    on.until_drained().await;
+    let resumed_at = clock::now();
+    slow.resume();
+    slow.stop().await;
+    heir.stop().await;
+    let mut judgement = on.judge();
+    judgement.paused("slow", paused_at, resumed_at, options.most_in_hand());
+    judgement.verdict().assert_clean();
 }
 
 /// Its clock tells it that its lease is still good: it hands over, it gets answers, and it asks for

@@ -26,3 +26,8 @@ pub use self::{
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,
 };
+
+/// The README's code compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

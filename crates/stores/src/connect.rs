@@ -23,6 +23,10 @@ impl Default for Options {
 
 /// Opens the store that the URL names: `postgres://…`, `mysql://…` (also `mariadb://…`) or
 /// `sqlite:…`. The message of an error never repeats the URL: it can hold a password.
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "mysql", feature = "sqlite")),
+    allow(unused_variables, reason = "without a database there is nothing to open")
+)]
 pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>> {
     let scheme = url.split(':').next().unwrap_or_default();
     let tables = Tables::new(options.table.clone());
@@ -45,6 +49,10 @@ pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>> {
 
 /// All migrations of the database that the URL names, as SQL. Connects to nothing: of the URL only
 /// the scheme counts. Called inside a Tokio runtime, as everything that holds a pool.
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "mysql", feature = "sqlite")),
+    allow(unused_variables, reason = "without a database there is nothing to open")
+)]
 pub fn migrations_sql(url: &str, options: &Options, shards: Option<u16>) -> Result<String> {
     let scheme = url.split(':').next().unwrap_or_default();
     let tables = Tables::new(options.table.clone());

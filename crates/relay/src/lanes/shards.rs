@@ -94,9 +94,11 @@ impl Lanes {
             return;
         };
         let id = LaneId { destination, key: blocked.key };
+        // A read that is under way does not know this shard: its silence says nothing.
+        let next = self.leaving.next_read();
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
         lane.held = true;
-        lane.written = Some(0);
+        lane.written = Some(next);
         lane.block = match (blocked.parked, blocked.waiting) {
             (true, _) => Block::Parked,
             (false, true) => Block::Waiting,

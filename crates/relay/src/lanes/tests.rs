@@ -314,3 +314,17 @@ fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
     lanes.released(lane, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]));
     assert_eq!(dispatch(&mut lanes), [2]);
 }
+
+#[test]
+fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
+    let mut lanes = open(OnDead::Skip);
+    let early = lanes.read_began();
+    // The shard is acquired while that read is under way, which asks for other shards.
+    let blocked =
+        Blocked { destination: "there".to_owned(), key: Key(1), waiting: true, parked: false };
+    lanes.block(0, &blocked);
+    lanes.reconcile(early, &[]);
+    lanes.read_merged(early);
+    assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
+    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None), Offered::Held);
+}
