@@ -2,7 +2,7 @@
 //!
 //! An [`Event`] is what an application enqueues in its own database transaction. A relay reads it
 //! back as an [`Envelope`], hands it to a [`Transport`](transport::Transport), and settles the
-//! [`Outcome`](transport::Outcome) in the [store](store). This crate holds the vocabulary that all
+//! [`Outcome`](transport::Outcome) in the [store]. This crate holds the vocabulary that all
 //! of them share and the contracts they keep; it talks to no database and to no broker.
 //!
 //! Modules stand in the order in which an event meets them.

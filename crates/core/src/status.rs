@@ -47,7 +47,8 @@ impl Status {
         [Self::New, Self::Sending, Self::Retry, Self::Sent, Self::Dead, Self::Discarded];
 
     /// The state that this step leads to; an error when it leads nowhere from here. Every store
-    /// obeys this table, and the conformance suite holds them to it.
+    /// obeys this table, and the conformance suite holds them to it. Where it says new, an event
+    /// that has failed before, or that takes the head of its parked lane again, shows as retry.
     pub fn after(self, step: Step) -> Result<Self> {
         use Status::{Dead, Discarded, New, Retry, Sending, Sent};
         match (self, step) {

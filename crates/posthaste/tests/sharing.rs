@@ -42,7 +42,7 @@ async fn two_relays_end_with_equal_shares_and_a_graceful_stop_leaves_all_to_the_
     let transport = MemoryTransport::new();
     // Leases that nobody could wait for: what changes hands was handed over.
     let long = |name| Config {
-        lease: Duration::from_secs(600),
+        lease: Duration::from_mins(10),
         heartbeat: Duration::from_secs(200),
         ..named(name, RelayOrdering::PerKey)
     };

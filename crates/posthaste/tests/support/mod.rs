@@ -20,7 +20,7 @@ use sqlx::{
 use uuid::Uuid;
 
 /// Nothing here takes so long unless it hangs.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_mins(1);
 
 /// An outbox of one test.
 pub struct Fixture<DB: Dialect> {
@@ -171,10 +171,8 @@ pub fn event(key: &str, n: usize) -> Event {
 /// Waits until the relay's counters say so.
 pub async fn until(relay: &Relay, what: &str, reached: impl FnMut(&Stats) -> bool) -> Stats {
     let mut watch = relay.watch();
-    match tokio::time::timeout(LIMIT, watch.wait_for(reached)).await {
-        Ok(stats) => *stats.unwrap(),
-        Err(_) => panic!("waited in vain for {what}: {:?}", relay.stats()),
-    }
+    let waited = tokio::time::timeout(LIMIT, watch.wait_for(reached)).await;
+    *waited.unwrap_or_else(|_| panic!("waited in vain for {what}: {:?}", relay.stats())).unwrap()
 }
 
 /// Waits for a future that must not hang.

@@ -37,7 +37,7 @@ use std::{
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    Connection, PgConnection, PgPool, Postgres,
+    Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -90,6 +90,14 @@ impl PostgresStore {
     /// The tables.
     pub fn tables(&self) -> &Tables {
         &self.tables
+    }
+
+    /// A transaction that the server ends when its client falls silent. It has locked leases, and a
+    /// takeover passes over locked ones: a relay that is paused inside would keep them for ever.
+    async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Postgres>> {
+        const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'";
+
+        self.pool.begin_with(BEGIN).await.map_err(failed(doing))
     }
 
     /// Whether these are all the shards there are, as far as is known.

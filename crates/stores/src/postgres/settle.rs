@@ -180,7 +180,7 @@ impl PostgresStore {
                 .sent_under_lease(&mut connection, owner, held, outcomes, keep_sent, true)
                 .await;
         }
-        let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
+        let mut transaction = self.begin("settling").await?;
         let lease = self
             .sent_under_lease(&mut transaction, owner, held, outcomes, keep_sent, false)
             .await?;
@@ -260,7 +260,7 @@ impl PostgresStore {
                 self.sent_under_token(&mut connection, lease, outcomes, keep_sent, true).await?;
             return Ok(sent.into_iter().collect());
         }
-        let mut transaction = self.pool.begin().await.map_err(failed("settling"))?;
+        let mut transaction = self.begin("settling").await?;
         let sent =
             self.sent_under_token(&mut transaction, lease, outcomes, keep_sent, false).await?;
         let right = Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
