@@ -10,7 +10,7 @@ use posthaste::{
 };
 use posthaste_harness::{
     clock,
-    fixture::{Fixture, OpenTransaction, event},
+    fixture::{Fixture, OpenTransaction, event, seed},
     on_databases,
     options::RelayOptions,
     process::LIMIT,
@@ -23,10 +23,12 @@ on_databases! {
     postgres, Postgres:
         two_transactions_that_commit_in_reverse_order_are_both_delivered,
         a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_after_it,
+        a_commit_behind_the_cursor_at_the_moment_of_a_stop_is_found_by_the_next_relay,
         an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit;
     mariadb, MariaDb:
         two_transactions_that_commit_in_reverse_order_are_both_delivered,
         a_commit_behind_the_cursor_is_handed_over_before_what_was_enqueued_after_it,
+        a_commit_behind_the_cursor_at_the_moment_of_a_stop_is_found_by_the_next_relay,
         an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit;
 }
 
@@ -105,6 +107,53 @@ async fn behind_the_cursor<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
     assert_eq!(order[..2], ["Passing", "Early"]);
     tokio::time::timeout(LIMIT, transport.wait_for(3)).await.unwrap();
     relay.stop().await.unwrap();
+}
+
+async fn a_commit_behind_the_cursor_at_the_moment_of_a_stop_is_found_by_the_next_relay(
+    on: &Fixture,
+) {
+    with_pool!(&on.connections, pool => at_the_moment_of_a_stop(on, pool).await);
+}
+
+/// A read that is under way when the stop begins can see the commit, and what it found is not
+/// delivered any more. The next relay must not take it for found.
+async fn at_the_moment_of_a_stop<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
+    let transport = MemoryTransport::new();
+    let often = Duration::from_millis(1);
+    let mut random = fastrand::Rng::with_seed(seed());
+    let mut expected = 0;
+    for round in 0..40 {
+        let config = Config {
+            busy_interval: often,
+            idle_interval: often,
+            purge_interval: None,
+            ..Config::default()
+        };
+        let store = DB::store(pool.clone(), on.tables.clone());
+        let relay = Relay::new(store, Arc::new(transport.clone()), config).unwrap();
+        relay.start().await.unwrap();
+        let delivered = async |count: usize| {
+            let waited = tokio::time::timeout(SOON * 5, transport.wait_for(count)).await;
+            assert!(waited.is_ok(), "lost in round {round}: {}", transport.delivered().len());
+        };
+        // What the stop of the round before left behind.
+        delivered(expected).await;
+        let events = (0..20).map(|n| event("Late", &format!("k{n}"))).collect();
+        let open = OpenTransaction::begin(on, pool, events).await;
+        on.enqueue(vec![event("Passing", "another key")]).await;
+        delivered(expected + 1).await;
+        let pause = Duration::from_micros(random.u64(..3_000));
+        let stop = async {
+            tokio::time::sleep(pause).await;
+            relay.stop().await.unwrap();
+        };
+        tokio::join!(open.commit(), stop);
+        expected += 21;
+    }
+    let store = DB::store(pool.clone(), on.tables.clone());
+    let last = Relay::new(store, Arc::new(transport.clone()), Config::default()).unwrap();
+    last.relay_once().await.unwrap();
+    assert_eq!(transport.delivered().len(), expected, "lost with the last stop");
 }
 
 async fn an_open_transaction_holds_nobody_back_and_its_own_events_come_with_its_commit(

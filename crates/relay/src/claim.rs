@@ -136,9 +136,9 @@ impl Driver {
             self.acquired_once = true;
         }
         self.wanted = plan.acquire;
-        let mark = self.mark().sequence;
+        let mark = self.mark();
         for shard in plan.hand_over {
-            self.shards.hand_over(shard, mark);
+            self.shards.hand_over(shard, &mark);
             self.lanes.close_shard(shard);
         }
         Ok(())
@@ -208,14 +208,16 @@ impl Driver {
         });
     }
 
-    /// Where the next owner of our shards would start.
+    /// Where the next owner of our shards would start. Of shards that are being given away nothing is
+    /// taken in any more, so no mark may be further, or know of more commits, than when that began.
     pub(crate) fn mark(&self) -> Position {
         let position = self.source.position();
-        let mut sequence = self.lanes.mark(position.sequence);
-        if let Some(mark) = self.shards.hand_over_mark() {
-            sequence = sequence.min(mark);
+        let sequence = self.lanes.mark(position.sequence);
+        let stopping = self.stopping.as_ref().map(|stopping| &stopping.mark);
+        match stopping.or_else(|| self.shards.hand_over_mark()) {
+            Some(mark) => Position { sequence: sequence.min(mark.sequence), ..mark.clone() },
+            None => Position { sequence, context: position.context.clone() },
         }
-        Position { sequence, context: position.context.clone() }
     }
 
     pub(crate) fn drop_expired(&mut self, now: Instant) {

@@ -64,7 +64,8 @@ pub struct Config {
     pub busy_interval: Duration,
     /// Longest pause between polls.
     pub idle_interval: Duration,
-    /// Most events that one read fetches and one settle writes.
+    /// Most events that one read fetches; a settle writes what has come together, up to four times
+    /// as many.
     pub batch: usize,
     /// Most publishes under way at once.
     pub concurrency: usize,

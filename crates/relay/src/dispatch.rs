@@ -12,7 +12,10 @@ use posthaste_core::{
     transport::{Outcome, Transport},
 };
 
-use crate::driver::{Done, Driver};
+use crate::{
+    driver::{Done, Driver},
+    settle::SETTLE_BATCHES,
+};
 
 /// Publishes a batch and gives exactly one outcome per event, whatever the transport does.
 async fn guarded(transport: &dyn Transport, batch: &[Envelope], timeout: Duration) -> Vec<Outcome> {
@@ -45,7 +48,7 @@ impl Driver {
         }
         let reserved = if self.by_rows() { i64::MAX } else { self.reserved };
         while self.publishing < self.config.concurrency
-            && self.lanes.unsettled() < 4 * self.config.batch
+            && self.lanes.unsettled() < SETTLE_BATCHES * self.config.batch
         {
             let (batch, need_reserve) = self.lanes.next_batch(self.max_batch, reserved);
             self.tick_now |= need_reserve;

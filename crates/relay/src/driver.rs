@@ -118,7 +118,8 @@ pub(crate) struct Driver {
 /// A graceful stop under way.
 pub(crate) struct Stopping {
     pub(crate) until: Instant,
-    pub(crate) mark: i64,
+    /// Where the next owner starts, as of when the stop began.
+    pub(crate) mark: Position,
 }
 
 impl Driver {

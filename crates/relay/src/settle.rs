@@ -22,6 +22,9 @@ use crate::{
     shards::Shards,
 };
 
+/// A settle takes what has come together, up to so many batches: the fence is paid once for all.
+pub(crate) const SETTLE_BATCHES: usize = 4;
+
 /// A batch with the right to write it.
 #[derive(Debug, Clone)]
 pub(crate) struct Batch {
@@ -120,7 +123,7 @@ impl Driver {
         let batch = if let Some(batch) = self.unwritten.take() {
             batch
         } else {
-            let unsettled = self.lanes.next_settlements(self.config.batch);
+            let unsettled = self.lanes.next_settlements(SETTLE_BATCHES * self.config.batch);
             let (batch, stale) = Batch::fence(unsettled, &self.shards);
             self.lanes.refused(stale);
             batch

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste_core::store::{Census, Held, Relay, RelayOrdering, ShardLease};
+use posthaste_core::store::{Census, Held, Position, Relay, RelayOrdering, ShardLease};
 
 /// The shards that this relay holds.
 #[derive(Debug)]
@@ -29,11 +29,12 @@ pub(crate) struct Shards {
     margin: Duration,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Mine {
     epoch: i64,
-    /// Being handed over: the mark below which its next owner has nothing to look for.
-    handing_over: Option<i64>,
+    /// Being handed over: where its next owner starts. Reads that end from now on do not count,
+    /// because what they find of this shard is not taken any more.
+    handing_over: Option<Position>,
     /// The first read since it was acquired is complete: the hot path may be used.
     read_once: bool,
 }
@@ -158,9 +159,9 @@ impl Shards {
         complete && self.deadline.is_some_and(|deadline| now + self.margin < deadline)
     }
 
-    pub(crate) fn hand_over(&mut self, shard: u16, mark: i64) {
+    pub(crate) fn hand_over(&mut self, shard: u16, mark: &Position) {
         if let Some(mine) = self.held.get_mut(&shard) {
-            mine.handing_over = Some(mark);
+            mine.handing_over = Some(mark.clone());
         }
     }
 
@@ -177,9 +178,11 @@ impl Shards {
         self.held.values().any(|mine| mine.handing_over.is_some())
     }
 
-    /// No mark may pass what was forgotten when a hand-over began.
-    pub(crate) fn hand_over_mark(&self) -> Option<i64> {
-        self.held.values().filter_map(|mine| mine.handing_over).min()
+    /// No mark may pass what was forgotten when a hand-over began, nor know of later commits: its
+    /// context is that of the first hand-over under way, which the later ones were given too.
+    pub(crate) fn hand_over_mark(&self) -> Option<&Position> {
+        let marks = self.held.values().filter_map(|mine| mine.handing_over.as_ref());
+        marks.min_by_key(|mark| mark.sequence)
     }
 
     pub(crate) fn remove(&mut self, released: &[Held]) {
@@ -235,7 +238,7 @@ fn share(census: &Census, me: &str, total: u16) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use posthaste_core::store::{LiveRelay, Position};
+    use posthaste_core::store::LiveRelay;
     use uuid::Uuid;
 
     use super::*;

@@ -32,6 +32,13 @@ pub(crate) enum NextRead {
     Due(usize),
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Due,
+    Late,
+    Ahead,
+}
+
 #[derive(Debug)]
 pub(crate) struct Source {
     position: Position,
@@ -43,6 +50,8 @@ pub(crate) struct Source {
     ahead: bool,
     late: bool,
     due: bool,
+    /// Which kind of read was the last: the others come first.
+    last: Kind,
     caught_up: bool,
     /// Something was found since the last poll.
     found: bool,
@@ -63,6 +72,7 @@ impl Source {
             ahead: true,
             late: true,
             due: true,
+            last: Kind::Ahead,
             caught_up: false,
             found: false,
             pause: config.busy_interval,
@@ -149,21 +159,43 @@ impl Source {
         }
         let limit = batch.min(room);
         // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
-        let roomy = limit >= batch.div_ceil(2);
-        let read = if self.due && roomy {
-            self.due = false;
-            NextRead::Due(limit)
-        } else if self.late && roomy {
-            self.late = false;
-            NextRead::Late(self.position.clone())
-        } else if self.ahead && roomy {
-            self.ahead = false;
-            NextRead::Ahead(self.position.clone(), limit)
-        } else {
+        if limit < batch.div_ceil(2) {
             return None;
+        }
+        let kind = self.next_kind()?;
+        self.last = kind;
+        let read = match kind {
+            Kind::Due => {
+                self.due = false;
+                NextRead::Due(limit)
+            }
+            Kind::Late => {
+                self.late = false;
+                NextRead::Late(self.position.clone())
+            }
+            Kind::Ahead => {
+                self.ahead = false;
+                NextRead::Ahead(self.position.clone(), limit)
+            }
         };
         self.reading = true;
         Some(read)
+    }
+
+    /// They take turns. One that is wanted again and again, such as due events where much fails, or
+    /// all of them where a read takes longer than the pause between polls, must not keep the others
+    /// from theirs.
+    fn next_kind(&self) -> Option<Kind> {
+        let turns = match self.last {
+            Kind::Due => [Kind::Late, Kind::Ahead, Kind::Due],
+            Kind::Late => [Kind::Ahead, Kind::Due, Kind::Late],
+            Kind::Ahead => [Kind::Due, Kind::Late, Kind::Ahead],
+        };
+        turns.into_iter().find(|kind| match kind {
+            Kind::Due => self.due,
+            Kind::Late => self.late,
+            Kind::Ahead => self.ahead,
+        })
     }
 
     /// A read ahead came back, with this many events that were news.
@@ -336,4 +368,38 @@ async fn read_ahead(
     page.rows.sort_by_key(|row| row.sequence);
     page.rows.dedup_by_key(|row| row.sequence);
     Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_take_longer_than_the_pause_between_polls_take_turns() {
+        let config = Config {
+            busy_interval: Duration::from_millis(1),
+            idle_interval: Duration::from_millis(1),
+            ..Config::default()
+        };
+        let mut now = Instant::now();
+        let mut source = Source::new(&config, now);
+        let mut kinds = Vec::new();
+        for _ in 0..6 {
+            let next = source.next(now, 10, 10).unwrap();
+            now += Duration::from_millis(50);
+            let page = Page { rows: Vec::new(), position: Position::default(), caught_up: true };
+            match next {
+                NextRead::Ahead(..) => source.read_ahead(&page, 0, 0),
+                NextRead::Late(_) => source.read_late(&page, 0, 0),
+                NextRead::Due(_) => {
+                    // The next one is due before it is looked for.
+                    let due = Due { rows: Vec::new(), next: Some(Duration::ZERO) };
+                    source.read_due(&due, now, false, 0);
+                }
+            }
+            kinds.push(source.last);
+        }
+        let turn = [Kind::Due, Kind::Late, Kind::Ahead];
+        assert_eq!(kinds, [turn, turn].concat());
+    }
 }

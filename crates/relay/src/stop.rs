@@ -11,7 +11,7 @@ impl Driver {
     /// Claims end; what is in flight may end; what waits is forgotten or given back.
     pub(crate) fn begin_stop(&mut self) {
         self.wanted.clear();
-        let mark = self.mark().sequence;
+        let mark = self.mark();
         self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
         if self.by_rows() {
             self.lanes.give_back();
@@ -50,10 +50,7 @@ impl Driver {
 
     /// Releases what is held and forgets the relay, also when an error ended it.
     pub(crate) async fn finish(mut self) -> Stats {
-        let mut mark = self.mark();
-        if let Some(stopping) = &self.stopping {
-            mark.sequence = mark.sequence.min(stopping.mark);
-        }
+        let mark = self.mark();
         self.tasks.abort_all();
         let held = self.shards.held();
         let relay = self.shards.relay.clone();

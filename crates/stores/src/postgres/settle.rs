@@ -205,7 +205,9 @@ impl PostgresStore {
                 update {events} e
                 set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
                     locked_by = null, locked_until = null
-                where e.sequence = any($4) and e.shard = any(array(select shard from lease))
+                where e.sequence = any($4)
+                  and case when $6 then (select count(*) from lease) = cardinality($2::int[])
+                           else e.shard = any(array(select shard from lease)) end
                   and ",
             unsettled!(),
             ")
@@ -216,7 +218,9 @@ impl PostgresStore {
             lease!(),
             ", done as (
                 delete from {events} e
-                where e.sequence = any($4) and e.shard = any(array(select shard from lease))
+                where e.sequence = any($4)
+                  and case when $6 then (select count(*) from lease) = cardinality($2::int[])
+                           else e.shard = any(array(select shard from lease)) end
                   and ",
             unsettled!(),
             "
@@ -233,18 +237,28 @@ impl PostgresStore {
 
         let shards: Vec<i32> = held.iter().map(|held| i32::from(held.shard)).collect();
         let epochs: Vec<i64> = held.iter().map(|held| held.epoch).collect();
-        // Marks alone need not reach the disk at once: when the server loses the last of them in a
-        // crash, those events are delivered twice, and nothing worse. Waiting for the disk would be
-        // most of the relay's time. Deaths, retries and leases do wait.
-        sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
-            .bind(owner)
-            .bind(shards)
-            .bind(epochs)
-            .bind(&outcomes.sent)
-            .bind(alone)
-            .fetch_one(connection)
-            .await
-            .map_err(failed("settling"))
+        // Nearly always every lease is held: then one comparison decides for all rows. Otherwise
+        // nothing was written, and each row is held against the leases that are left.
+        let mut lease: Vec<i32> = Vec::new();
+        for all_or_nothing in [true, false] {
+            // Marks alone need not reach the disk at once: when the server loses the last of them
+            // in a crash, those events are delivered twice, and nothing worse. Waiting for the disk
+            // would be most of the relay's time. Deaths, retries and leases do wait.
+            lease = sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
+                .bind(owner)
+                .bind(&shards)
+                .bind(&epochs)
+                .bind(&outcomes.sent)
+                .bind(alone)
+                .bind(all_or_nothing)
+                .fetch_one(&mut *connection)
+                .await
+                .map_err(failed("settling"))?;
+            if lease.len() == held.len() || lease.is_empty() {
+                break;
+            }
+        }
+        Ok(lease)
     }
 
     /// Gives the rows that were written.
