@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     args::DrainArgs,
     ground::Ground,
-    raw, relayed,
+    process, raw, relayed,
     relayed::Until,
     report::{
         Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
@@ -43,6 +43,9 @@ struct Figures<'f> {
     wal_bytes_per_event: Option<f64>,
     dead_tuples_per_event: Option<f64>,
     raw_wal_bytes_per_event: Option<f64>,
+    /// CPU time of this process, without the server's: it says more than a rate on a busy machine.
+    relay_cpu_us_per_event: Option<f64>,
+    raw_cpu_us_per_event: Option<f64>,
     baseline: &'f str,
     relay_runs: Vec<f64>,
     raw_runs: Vec<f64>,
@@ -56,6 +59,7 @@ struct Side {
     per_s: Vec<f64>,
     wal_bytes: Vec<f64>,
     dead_tuples: Vec<f64>,
+    cpu_micros: Vec<f64>,
 }
 
 pub(super) async fn run<DB: Target>(args: &DrainArgs, ground: &Ground<DB>) -> Result<Report> {
@@ -106,6 +110,7 @@ async fn drain<DB: Target>(
         DB::counters(watcher, &ground.tables, expected).await.map_err(failed("reading counters"))
     };
     let before = counters(&mut watcher, 0).await?;
+    let cpu_before = process::cpu();
     let elapsed = match who {
         Who::Relay | Who::RelayBesideSnapshot => {
             let store = ground.store(&ground.tables).await?;
@@ -115,6 +120,10 @@ async fn drain<DB: Target>(
         Who::ThroughStore => raw::through_store(ground, events, delete).await?,
     };
     side.per_s.push(per_second(events, elapsed));
+    if let (Some(before), Some(after)) = (cpu_before, process::cpu()) {
+        let spent = after.saturating_sub(before);
+        side.cpu_micros.push(spent.as_secs_f64() * 1e6 / events as f64);
+    }
     // A claim replaces the row once more.
     let versions = if ground.ordering == RelayOrdering::None { 2 } else { 1 };
     let expected = before.map_or(0, |before| before.dead_tuples + versions * events as i64);
@@ -160,6 +169,8 @@ fn report<DB: Target>(
         wal_bytes_per_event: middle(&relay.wal_bytes),
         dead_tuples_per_event: median(&relay.dead_tuples).map(|d| rounded(d, 3)),
         raw_wal_bytes_per_event: middle(&by_hand.wal_bytes),
+        relay_cpu_us_per_event: median(&relay.cpu_micros).map(|cpu| rounded(cpu, 2)),
+        raw_cpu_us_per_event: median(&by_hand.cpu_micros).map(|cpu| rounded(cpu, 2)),
         baseline: &baseline,
         relay_runs: whole(&relay.per_s),
         raw_runs: whole(&by_hand.per_s),
@@ -191,6 +202,11 @@ fn report<DB: Target>(
         let raw = figures.raw_wal_bytes_per_event.unwrap_or_default();
         report.row("WAL an event", format!("{wal} bytes"), format!("handwritten: {raw} bytes"));
         report.row("dead tuples an event", format!("{dead:.2}"), String::new());
+    }
+    if let (Some(relay), Some(raw)) = (figures.relay_cpu_us_per_event, figures.raw_cpu_us_per_event)
+    {
+        let raw = format!("handwritten: {raw} µs");
+        report.row("CPU an event, client", format!("{relay} µs"), raw);
     }
     report.note(format!("Baseline: {baseline}."));
     report

@@ -4,21 +4,13 @@
 //! each turn; the large one once, and a relay takes the same number of events off it each time. In
 //! the end another relay drains what is left of it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
-};
-
 use posthaste::{Error, Result, store::Inspect};
 use serde::Serialize;
 
 use super::{
     args::GrowthArgs,
     ground::Ground,
+    process::Memory,
     relayed,
     relayed::Until,
     report::{
@@ -151,44 +143,4 @@ fn report<DB: Target>(
         report.row("resident memory, most", format!("{large:.1} MB"), compared);
     }
     report
-}
-
-/// Follows the resident memory of this process until it is asked for the peak.
-struct Memory {
-    peak: Arc<AtomicU64>,
-    over: Arc<AtomicBool>,
-}
-
-impl Memory {
-    /// In a thread of its own: the runtime's are busy.
-    fn watch() -> Self {
-        let memory = Self { peak: Arc::default(), over: Arc::default() };
-        let (peak, over) = (Arc::clone(&memory.peak), Arc::clone(&memory.over));
-        thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
-                peak.fetch_max(resident(), Ordering::Relaxed);
-                thread::sleep(Duration::from_millis(20));
-            }
-        });
-        memory
-    }
-
-    /// Bytes; 0 where it cannot be told.
-    fn peak(self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Bytes of this process in memory, as Linux tells.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
 }

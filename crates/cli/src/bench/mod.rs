@@ -27,6 +27,8 @@ mod raw;
 
 mod relayed;
 
+mod process;
+
 mod drain;
 
 mod latency;

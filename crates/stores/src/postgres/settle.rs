@@ -26,9 +26,12 @@ impl Settle for PostgresStore {
         batch: &[Settlement],
         keep_sent: bool,
     ) -> Result<SettleReport> {
-        let outcomes = Outcomes::of(batch);
         match fence {
             Fence::Shards { owner, held } => {
+                // What the fence does not name is not written, whoever owns it.
+                let named: HashSet<u16> = held.iter().map(|held| held.shard).collect();
+                let outcomes =
+                    Outcomes::of(batch.iter().filter(|event| named.contains(&event.shard)));
                 let lease = self.settle_shards(owner, held, &outcomes, keep_sent).await?;
                 let holds = |shard: u16| lease.contains(&i32::from(shard));
                 Ok(SettleReport {
@@ -41,6 +44,7 @@ impl Settle for PostgresStore {
                 })
             }
             Fence::Rows(lease) => {
+                let outcomes = Outcomes::of(batch.iter());
                 let written = self.settle_rows(lease, &outcomes, keep_sent).await?;
                 let missing = batch.iter().filter(|event| !written.contains(&event.sequence));
                 let refused = self.refused(missing.collect(), keep_sent).await?;
@@ -73,7 +77,7 @@ struct Failure<'b> {
 }
 
 impl<'b> Outcomes<'b> {
-    fn of(batch: &'b [Settlement]) -> Self {
+    fn of(batch: impl Iterator<Item = &'b Settlement>) -> Self {
         let mut outcomes = Self::default();
         for event in batch {
             let failure = |destination, key: Option<Key>| Failure {
