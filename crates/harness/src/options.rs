@@ -82,10 +82,10 @@ fn on_dead(text: &str) -> Result<OnDead, posthaste::Error> {
 }
 
 impl RelayOptions {
-    /// The most events that a relay with these settings can have delivered and not settled: in a
-    /// settle, waiting for one, or with the transport.
+    /// The most events that a relay with these settings can have delivered and not settled: four
+    /// batches in a settle, four waiting for one, and what is with the transport.
     pub fn most_in_hand(&self) -> usize {
-        self.batch + 4 * self.batch + self.concurrency
+        8 * self.batch + self.concurrency
     }
 
     /// The lease as a duration.
