@@ -23,15 +23,18 @@ fn the_demo_delivers_everything_in_order_and_says_how_it_was_checked() {
     assert!(folder.is_empty(), "the demo left a file behind");
 }
 
+/// What fails and what is poison is left to chance: on a busy machine the first run may show none.
 #[test]
-fn retries_and_a_dead_letter_show_within_seconds() {
-    let text = succeed(&["demo", "--for", "4s", "--rate", "60"]);
-    let figure = |name: &str| -> u64 {
-        let line = text.lines().rev().find(|line| line.trim_start().starts_with(name)).unwrap();
-        line.split_whitespace().find_map(|word| word.replace(',', "").parse().ok()).unwrap()
-    };
-    assert!(figure("retries") > 0, "{text}");
-    assert!(figure("dead letters:") > 0, "{text}");
+fn retries_and_dead_letters_show_in_the_summary() {
+    let shown = (0..8).any(|_| {
+        let text = succeed(&["demo", "--for", "4s", "--rate", "200"]);
+        let figure = |name: &str| -> u64 {
+            let line = text.lines().rev().find(|line| line.trim_start().starts_with(name)).unwrap();
+            line.split_whitespace().find_map(|word| word.replace(',', "").parse().ok()).unwrap()
+        };
+        figure("retries") > 0 && figure("dead letters:") > 0
+    });
+    assert!(shown, "no run had a retry and a dead letter");
 }
 
 #[tokio::test]
