@@ -96,9 +96,13 @@ async fn main() -> ExitCode {
     };
     log_to_stderr(command.log_level());
     let url = command.url().map(str::to_owned);
-    match command.run().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure::report(&error, url.as_deref()),
+    // In a task, as a service's handlers are: the main thread is no worker of the runtime, and
+    // whatever it wakes must first cross to one.
+    match tokio::spawn(command.run()).await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => failure::report(&error, url.as_deref()),
+        // It has said so itself.
+        Err(_panicked) => ExitCode::FAILURE,
     }
 }
 

@@ -2,10 +2,11 @@
 //! notification on a connection of its own, never inside the business transaction.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
+use posthaste_core::store::Store;
 use posthaste_stores::{Dialect, Tables};
 use sqlx::Pool;
 
@@ -13,6 +14,8 @@ pub(crate) struct Notifier<DB: Dialect> {
     tables: Tables,
     /// A notification is on its way and has not been sent yet: whoever commits now is covered.
     announced: Arc<AtomicBool>,
+    /// Made with the first pool that comes; it keeps a connection for notifications.
+    store: Arc<OnceLock<Arc<dyn Store>>>,
     #[cfg(feature = "relay")]
     hot: Option<posthaste_relay::HotPath>,
     database: std::marker::PhantomData<fn() -> DB>,
@@ -23,6 +26,7 @@ impl<DB: Dialect> Clone for Notifier<DB> {
         Self {
             tables: self.tables.clone(),
             announced: Arc::clone(&self.announced),
+            store: Arc::clone(&self.store),
             #[cfg(feature = "relay")]
             hot: self.hot.clone(),
             database: std::marker::PhantomData,
@@ -35,6 +39,7 @@ impl<DB: Dialect> Notifier<DB> {
         Self {
             tables,
             announced: Arc::default(),
+            store: Arc::default(),
             #[cfg(feature = "relay")]
             hot: None,
             database: std::marker::PhantomData,
@@ -82,7 +87,8 @@ impl<DB: Dialect> Notifier<DB> {
             return;
         }
         let announced = Arc::clone(&self.announced);
-        let store = DB::store(pool.clone(), self.tables.clone());
+        let store = self.store.get_or_init(|| DB::store(pool.clone(), self.tables.clone()));
+        let store = Arc::clone(store);
         tokio::spawn(async move {
             // Cleared before it is sent: a commit from here on announces itself again.
             announced.store(false, Ordering::Release);

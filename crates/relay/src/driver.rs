@@ -2,7 +2,8 @@
 //!
 //! Every query and every publish runs in a task of its own and comes back as a [`Done`]. After each
 //! message the stages are asked, in order, what they want to start: settle, dispatch, release,
-//! read, lease. Nothing else starts anything.
+//! read, lease. Nothing else starts anything, but for the hot path: what it has started runs before
+//! the stages are asked.
 
 use std::{
     collections::BTreeSet,
@@ -205,12 +206,20 @@ impl Driver {
             tokio::select! {
                 biased;
                 Some(done) = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    let hot = matches!(done, Ok(Done::Hot { .. } | Done::HotClaimed { .. }));
                     self.receive(done)?;
+                    if hot {
+                        self.dispatch(self.clock.now());
+                        tokio::task::yield_now().await;
+                    }
                     while let Some(done) = self.tasks.try_join_next() {
                         self.receive(done)?;
                     }
                 }
-                Some(events) = self.wires.hot.recv(), if takes_hot => self.hot(events),
+                Some(events) = self.wires.hot.recv(), if takes_hot => {
+                    self.hot(events);
+                    tokio::task::yield_now().await;
+                }
                 () = self.wires.wake.notified(), if self.stopping.is_none() => self.source.wake(),
                 changed = self.wires.stop.changed(), if self.stopping.is_none() => {
                     if changed.is_err() || *self.wires.stop.borrow() {

@@ -13,6 +13,9 @@ mod connect;
 mod failure;
 
 #[cfg(feature = "postgres")]
+mod sessions;
+
+#[cfg(feature = "postgres")]
 pub mod postgres;
 
 #[cfg(feature = "mysql")]

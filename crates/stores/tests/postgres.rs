@@ -144,8 +144,7 @@ async fn a_takeover_does_not_get_a_shard_whose_settle_is_under_way() {
 
 #[tokio::test]
 async fn success_stays_inside_the_page() {
-    // On one connection: a session reports what it did only when asked or some time later.
-    let outbox = Outbox::with_connections(1).await;
+    let outbox = Outbox::new().await;
     // Rows of one size fill their pages most evenly: what fits for one size may not for the next.
     let events: Vec<Event> = (0..1000)
         .map(|n| {
@@ -157,10 +156,12 @@ async fn success_stays_inside_the_page() {
     let (relay, held) = outbox.hold().await;
     let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 1000).await.unwrap();
     let fence = Fence::Shards { owner: relay.owner(), held };
+    let settler = outbox.other_process().await;
     for batch in page.rows.chunks(100) {
         let batch: Vec<_> = batch.iter().map(|row| sent(row.sequence, row.shard)).collect();
-        outbox.store.settle(&fence, &batch, true).await.unwrap();
+        settler.store.settle(&fence, &batch, true).await.unwrap();
     }
+    outbox.end(settler).await;
     assert_eq!(outbox.store.count_sent().await.unwrap(), 1000);
 
     let updates = outbox.stats().await;
@@ -170,7 +171,7 @@ async fn success_stays_inside_the_page() {
 
 #[tokio::test]
 async fn no_read_walks_over_what_was_sent() {
-    let outbox = Outbox::with_connections(1).await;
+    let outbox = Outbox::new().await;
     let all: i64 = 20_000;
     outbox.fill_with_sent(all).await;
     let key = Key(7);
@@ -193,29 +194,37 @@ async fn no_read_walks_over_what_was_sent() {
         outbox.execute(&mut connection, sql).await;
     }
     drop(connection);
-    let store = &outbox.store;
     let near_the_end = Position { sequence: all - 100, context: outbox.snapshot().await };
     let some = &SHARDS[..3];
     let of_aggregate = Filter { aggregate_id: Some("7".to_owned()), ..Filter::default() };
     let year = Duration::from_hours(24 * 365);
 
-    outbox.touches_few("read_ahead", store.read_ahead(some, &near_the_end, 500)).await;
-    outbox.touches_few("read_ahead in all", store.read_ahead(&SHARDS, &near_the_end, 500)).await;
-    outbox.touches_few("read_late", store.read_late(some, &near_the_end, 1000)).await;
-    outbox.touches_few("read_due", store.read_due(some, 100)).await;
-    outbox.touches_few("read_hot", store.read_hot(&[all - 1, all], &near_the_end)).await;
-    outbox.touches_few("read_held", store.read_held("d", key, 100)).await;
-    outbox.touches_few("read_blocked", store.read_blocked(some)).await;
-    outbox.touches_few("events of an aggregate", store.events(&of_aggregate, None, 20)).await;
-    outbox.touches_few("counts", store.counts()).await;
-    outbox.touches_few("oldest_pending", store.oldest_pending()).await;
-    outbox.touches_few("purge", store.purge(year, Some(year), 100, Some(100))).await;
+    outbox.touches_few("read_ahead", async |s| s.read_ahead(some, &near_the_end, 500).await).await;
+    outbox
+        .touches_few("read_ahead in all", async |s| {
+            s.check().await?;
+            s.read_ahead(&SHARDS, &near_the_end, 500).await
+        })
+        .await;
+    outbox.touches_few("read_late", async |s| s.read_late(some, &near_the_end, 1000).await).await;
+    outbox.touches_few("read_due", async |s| s.read_due(some, 100).await).await;
+    outbox
+        .touches_few("read_hot", async |s| s.read_hot(&[all - 1, all], &near_the_end).await)
+        .await;
+    outbox.touches_few("read_held", async |s| s.read_held("d", key, 100).await).await;
+    outbox.touches_few("read_blocked", async |s| s.read_blocked(some).await).await;
+    outbox
+        .touches_few("events of an aggregate", async |s| s.events(&of_aggregate, None, 20).await)
+        .await;
+    outbox.touches_few("counts", async |s| s.counts().await).await;
+    outbox.touches_few("oldest_pending", async |s| s.oldest_pending().await).await;
+    outbox.touches_few("purge", async |s| s.purge(year, Some(year), 100, Some(100)).await).await;
     outbox.drop().await;
 }
 
 #[tokio::test]
 async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_all() {
-    let outbox = Outbox::with_connections(4).await;
+    let outbox = Outbox::new().await;
     outbox.fill_with_sent(20_000).await;
     let mut open = outbox.pool.begin().await.unwrap();
     let late = outbox.enqueue(&mut open, &[event("late")]).await[0];
@@ -223,9 +232,8 @@ async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_a
     let position = Position { sequence: quick, context: outbox.snapshot().await };
     open.commit().await.unwrap();
 
-    let reader = Outbox { pool: pool(1).await, ..outbox.clone() };
-    let store = PostgresStore::new(reader.pool.clone(), reader.tables.clone());
-    let page = reader.touches_few("read_late", store.read_late(&SHARDS, &position, 1000)).await;
+    let read = async |s: &PostgresStore| s.read_late(&SHARDS, &position, 1000).await;
+    let page = outbox.touches_few("read_late", read).await;
     assert_eq!(sequences(&page.rows), [late]);
     outbox.drop().await;
 }
@@ -289,15 +297,12 @@ struct Stats {
     updated_in_page: i64,
     scans_of_all: i64,
     fetched: i64,
+    searches: i64,
 }
 
 impl Outbox {
     async fn new() -> Self {
-        Self::with_connections(8).await
-    }
-
-    async fn with_connections(connections: u32) -> Self {
-        let pool = pool(connections).await;
+        let pool = pool(8).await;
         let tables = tables::unique("pg");
         let store = PostgresStore::new(pool.clone(), tables.clone());
         store.migrate(Some(8)).await.unwrap();
@@ -308,8 +313,10 @@ impl Outbox {
         tables::drop_outbox(&self.pool, &self.tables).await.unwrap();
     }
 
+    /// Executes, and has the session report at once what it did.
     async fn execute(&self, connection: &mut PgConnection, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(self.tables.fill(sql))).execute(connection).await.unwrap();
+        let sql = format!("{}; select pg_stat_force_next_flush()", self.tables.fill(sql));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
     }
 
     async fn enqueue(&self, connection: &mut PgConnection, events: &[Event]) -> Vec<i64> {
@@ -388,31 +395,50 @@ impl Outbox {
 
     async fn stats(&self) -> Stats {
         const STATS: &str = "
-            select n_tup_upd, n_tup_hot_upd, seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
+            select n_tup_upd, n_tup_hot_upd, seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read,
+                   idx_scan
             from pg_stat_user_tables where relname = $1";
 
-        let flush = "select pg_stat_force_next_flush()";
-        sqlx::query(flush).execute(&self.pool).await.unwrap();
-        let (updated, updated_in_page, scans_of_all, fetched) = sqlx::query_as(STATS)
+        let (updated, updated_in_page, scans_of_all, fetched, searches) = sqlx::query_as(STATS)
             .bind(self.tables.name().bare())
             .fetch_one(&self.pool)
             .await
             .unwrap();
-        Stats { updated, updated_in_page, scans_of_all, fetched }
+        Stats { updated, updated_in_page, scans_of_all, fetched, searches }
     }
 
-    /// The outbox's pool must have one connection: the session that reads is the one that counts.
+    /// Ends the session and waits until it is gone: it reports what it did when it ends.
+    async fn end(&self, process: OtherProcess) {
+        const GONE: &str = "select not exists (select from pg_stat_activity where pid = $1)";
+
+        let OtherProcess { store, pid } = process;
+        store.pool().close().await;
+        drop(store);
+        let gone = async || -> bool {
+            sqlx::query_scalar(GONE).bind(pid).fetch_one(&self.pool).await.unwrap()
+        };
+        soon(async {
+            while !gone().await {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
     async fn touches_few<T>(
         &self,
         what: &str,
-        read: impl Future<Output = posthaste_core::Result<T>>,
+        read: impl AsyncFnOnce(&PostgresStore) -> posthaste_core::Result<T>,
     ) -> T {
         let before = self.stats().await;
-        let answer = read.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let reader = self.other_process().await;
+        let answer = read(&reader.store).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        self.end(reader).await;
         let after = self.stats().await;
         assert_eq!(after.scans_of_all, before.scans_of_all, "{what} scans the whole table");
         let fetched = after.fetched - before.fetched;
         assert!(fetched < 1000, "{what} looked at {fetched} events");
+        assert!(after.searches > before.searches, "{what} was not counted at all");
         answer
     }
 }

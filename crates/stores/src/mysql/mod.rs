@@ -91,6 +91,8 @@ impl MySqlStore {
         let pool = MySqlPoolOptions::new()
             .max_connections(options.connections)
             .acquire_timeout(ACQUIRE_TIMEOUT)
+            // They are tested when they come back; what breaks later is tried again.
+            .test_before_acquire(false)
             .after_connect(|connection, _| {
                 Box::pin(async move { connection.execute(IMPATIENT).await.map(|_| ()) })
             });

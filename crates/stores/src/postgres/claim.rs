@@ -73,15 +73,17 @@ impl Claim for PostgresStore {
             left join e on true"
         );
 
+        let mut session = self.sessions.take("claiming events").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(from.sequence)
             .bind(limit as i64)
             .bind(from.context.is_empty())
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming events"))?;
+        session.done();
         let sequence = cursor(&rows, limit).map_err(failed("claiming events"))?;
         let rows = in_order(&rows).map_err(failed("claiming events"))?;
         self.remember_claimed(rows.last().map(|row| row.sequence));
@@ -207,6 +209,7 @@ impl Claim for PostgresStore {
         );
 
         let (floor, context) = sweep(&from.context);
+        let mut session = self.sessions.take("claiming late events").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_LATE))
             .bind(&lease.token)
             .bind(micros(relay.lease))
@@ -214,9 +217,10 @@ impl Claim for PostgresStore {
             .bind(context)
             .bind(from.sequence)
             .bind(limit as i64)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming late events"))?;
+        session.done();
         let context = match rows.first() {
             Some(row) => row.try_get(COLUMNS).map_err(failed("claiming late events"))?,
             None => from.context.clone(),
@@ -261,12 +265,14 @@ impl Claim for PostgresStore {
             columns!()
         );
 
+        let mut session = self.sessions.take("claiming an expired event").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming an expired event"))?;
+        session.done();
         let mut rows = in_order(&rows).map_err(failed("claiming an expired event"))?;
         self.remember_claimed(rows.last().map(|row| row.sequence));
         Ok(rows.pop())
@@ -295,13 +301,15 @@ impl Claim for PostgresStore {
             columns!()
         );
 
+        let mut session = self.sessions.take("claiming hot events").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_HOT))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(sequences)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming hot events"))?;
+        session.done();
         let rows = in_order(&rows).map_err(failed("claiming hot events"))?;
         self.remember_claimed(rows.last().map(|row| row.sequence));
         Ok(rows)
@@ -333,13 +341,15 @@ impl Claim for PostgresStore {
         );
 
         let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
+        let mut session = self.sessions.take("renewing row leases").await?;
         sqlx::query(self.tables.sql(RENEW_ROWS))
             .bind(tokens)
             .bind(micros(relay.lease))
             .bind(self.last_claimed())
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("renewing row leases"))?;
+        session.done();
         Ok(())
     }
 
@@ -350,12 +360,14 @@ impl Claim for PostgresStore {
             unsettled!()
         );
 
+        let mut session = self.sessions.take("giving events back").await?;
         sqlx::query(self.tables.sql(UNCLAIM))
             .bind(&lease.token)
             .bind(sequences)
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("giving events back"))?;
+        session.done();
         Ok(())
     }
 }

@@ -13,13 +13,15 @@ use crate::failure::failed;
 #[async_trait]
 impl Leases for PostgresStore {
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
-        let mut connection = self.pool.acquire().await.map_err(failed("sending a heartbeat"))?;
-        self.report(&mut connection, relay, reserved).await?;
-        self.forget_dead(&mut connection).await?;
-        Ok(Census {
-            live: self.live(&mut connection).await?,
-            owners: self.owners(&mut connection).await?,
-        })
+        let mut session = self.sessions.take("sending a heartbeat").await?;
+        self.report(&mut session, relay, reserved).await?;
+        self.forget_dead(&mut session).await?;
+        let census = Census {
+            live: self.live(&mut session).await?,
+            owners: self.owners(&mut session).await?,
+        };
+        session.done();
+        Ok(census)
     }
 
     async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
@@ -44,6 +46,7 @@ impl Leases for PostgresStore {
             returning s.shard";
 
         let (shards, epochs) = numbers(held);
+        let mut session = self.sessions.take("renewing leases").await?;
         let renewed: Vec<i32> = sqlx::query_scalar(self.tables.sql(RENEW))
             .bind(relay.owner())
             .bind(shards)
@@ -51,9 +54,10 @@ impl Leases for PostgresStore {
             .bind(micros(relay.lease))
             .bind(mark.sequence)
             .bind(&mark.context)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("renewing leases"))?;
+        session.done();
         Ok(renewed.into_iter().map(|shard| shard as u16).collect())
     }
 
@@ -72,26 +76,30 @@ impl Leases for PostgresStore {
             where s.tenant_group = '' and s.shard = mine.shard";
 
         let (shards, epochs) = numbers(held);
+        let mut session = self.sessions.take("releasing leases").await?;
         sqlx::query(self.tables.sql(RELEASE))
             .bind(relay.owner())
             .bind(shards)
             .bind(epochs)
             .bind(mark.sequence)
             .bind(&mark.context)
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("releasing leases"))?;
+        session.done();
         Ok(())
     }
 
     async fn retire(&self, relay: &Relay) -> Result<()> {
         const RETIRE: &str = "delete from {relays} where owner = $1";
 
+        let mut session = self.sessions.take("retiring").await?;
         sqlx::query(self.tables.sql(RETIRE))
             .bind(relay.owner())
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("retiring"))?;
+        session.done();
         Ok(())
     }
 }
@@ -201,6 +209,7 @@ impl PostgresStore {
                     0
                 ) end";
 
+        let mut session = self.sessions.take("acquiring leases").await?;
         let mut leases = sqlx::query(self.tables.sql(ACQUIRE))
             .bind(shard_numbers(wanted))
             .bind(relay.owner())
@@ -212,9 +221,10 @@ impl PostgresStore {
                     suspect_to: row.try_get(4)?,
                 })
             })
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("acquiring leases"))?;
+        session.done();
         leases.sort_by_key(|lease| lease.held);
         Ok(leases)
     }

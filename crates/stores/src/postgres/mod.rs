@@ -37,11 +37,13 @@ use std::{
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    Connection, Executor, PgConnection, PgPool, Postgres, Transaction,
+    Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::{Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed};
+use crate::{
+    Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed, sessions::Sessions,
+};
 
 /// Our statements have one good plan each, whatever their values are. Left to itself the server plans
 /// the longer ones anew with every call, which takes longer than running them.
@@ -53,7 +55,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct PostgresStore {
+    /// For what is asked now and then; a relay's own statements run on `sessions`.
     pool: PgPool,
+    sessions: Sessions<Postgres>,
     tables: Tables,
     /// For LISTEN when the pool goes through a transaction pooler; `None` uses the pool's options.
     listen_url: Option<Arc<str>>,
@@ -69,18 +73,27 @@ impl PostgresStore {
         let connect = connect_options(url)?;
         let pool = PgPoolOptions::new()
             .max_connections(options.connections)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .after_connect(|connection, _| {
-                Box::pin(async move { connection.execute(PLAN_ONCE).await.map(|_| ()) })
-            });
+            .acquire_timeout(ACQUIRE_TIMEOUT);
         let pool = open_pool(pool, connect, "connecting to PostgreSQL").await?;
-        Ok(Self::new(pool, tables))
+        Ok(Self::over(pool, tables, options.connections))
     }
 
-    /// Uses the application's pool. The hot path is three times as quick when its connections have
-    /// `plan_cache_mode = force_generic_plan`, as those of [`connect`](Self::connect) do.
+    /// Uses the application's pool. A relay takes the connections that it works with out of the
+    /// pool and keeps them, at most [`Options::connections`] by default; the pool opens others in
+    /// their place.
     pub fn new(pool: PgPool, tables: Tables) -> Self {
-        Self { pool, tables, listen_url: None, shards: Arc::default(), claimed: Arc::default() }
+        Self::over(pool, tables, Options::default().connections)
+    }
+
+    fn over(pool: PgPool, tables: Tables, connections: u32) -> Self {
+        Self {
+            sessions: Sessions::new(pool.clone(), connections, PLAN_ONCE),
+            pool,
+            tables,
+            listen_url: None,
+            shards: Arc::default(),
+            claimed: Arc::default(),
+        }
     }
 
     /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own

@@ -7,7 +7,7 @@ use posthaste_core::{
     Key, Result,
     store::{Blocked, Due, Fetched, HotRow, Page, Position, Read},
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{PgConnection, Row, postgres::PgRow};
 
 use super::{
     PostgresStore,
@@ -65,7 +65,9 @@ impl Read for PostgresStore {
                 .bind(limit as i64)
                 .bind(shard_numbers(shards))
         };
-        let rows = query.fetch_all(&self.pool).await.map_err(failed("reading ahead"))?;
+        let mut session = self.sessions.take("reading ahead").await?;
+        let rows = query.fetch_all(&mut *session).await.map_err(failed("reading ahead"))?;
+        session.done();
         let newest = newest(&rows).map_err(failed("reading ahead"))?;
         let rows = in_order(&rows).map_err(failed("reading ahead"))?;
         let caught_up = rows.len() < limit;
@@ -122,14 +124,16 @@ impl Read for PostgresStore {
 
         // No snapshot yet: nothing is known to have been seen.
         let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
+        let mut session = self.sessions.take("reading late commits").await?;
         let rows = sqlx::query(self.tables.sql(LATE))
             .bind(prev)
             .bind(from.sequence)
             .bind(shard_numbers(shards))
             .bind(limit as i64)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("reading late commits"))?;
+        session.done();
         let context = match rows.first() {
             Some(row) => row.try_get(COLUMNS).map_err(failed("reading late commits"))?,
             None => from.context.clone(),
@@ -169,12 +173,14 @@ impl Read for PostgresStore {
             order by e.not_before, e.sequence"
         );
 
+        let mut session = self.sessions.take("reading due events").await?;
         let rows = sqlx::query(self.tables.sql(DUE))
             .bind(shard_numbers(shards))
             .bind(limit as i64)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("reading due events"))?;
+        session.done();
         let next: Option<i64> = match rows.first() {
             Some(row) => row.try_get(COLUMNS).map_err(failed("reading due events"))?,
             None => None,
@@ -186,10 +192,128 @@ impl Read for PostgresStore {
     }
 
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>> {
+        // Most keys have a short history: then the last events of the aggregate are all of them, and
+        // those that nobody has settled are what the reader may not know. A key whose history is
+        // longer is looked at again, with what the reader knows.
+        const HOT: &str = concat!(
+            "select ",
+            columns!(),
+            ", case when e.ordering_key <> '' then null
+                    when e.ordering_key is null and e.aggregate_id is not null then array(
+                select case when p.ordering_key is null
+                        and p.aggregate_type = e.aggregate_type
+                        and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                        and p.sent_at is null and p.dead_at is null and p.discarded_at is null
+                        and (p.not_before is null or p.wait is not null
+                             or p.not_before <= statement_timestamp())
+                    then p.sequence end
+                from {events} p
+                where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
+                order by p.aggregate_id desc, p.sequence desc
+                limit 20
+            ) else '{}' end
+            from {events} e
+            where e.sequence = any($1) and e.not_before is null and ",
+            unsettled!(),
+            "
+            order by e.sequence"
+        );
+
+        let mut far = Vec::new();
+        let mut session = self.sessions.take("reading hot events").await?;
+        let mut rows = sqlx::query(self.tables.sql(HOT))
+            .bind(sequences)
+            .try_map(|row: PgRow| {
+                let walked: Option<Vec<Option<i64>>> = row.try_get(COLUMNS)?;
+                let row = fetched(&row)?;
+                if walked.as_ref().is_some_and(|walked| walked.len() >= WALK) {
+                    far.push(row.sequence);
+                }
+                let previous = walked.map(|walked| walked.into_iter().flatten().collect());
+                Ok(HotRow { row, previous })
+            })
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed("reading hot events"))?;
+        if !far.is_empty() {
+            let far_rows = self.read_hot_far(&mut session, &far, from).await?;
+            rows.retain(|row| !far.contains(&row.row.sequence));
+            rows.extend(far_rows);
+            rows.sort_unstable_by_key(|row| row.row.sequence);
+        }
+        session.done();
+        Ok(rows)
+    }
+
+    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+        const HELD: &str = concat!(
+            "select ",
+            columns!(),
+            " from {events} e
+            where e.lane = $1 and e.wait = 'held' and e.destination = $2 and ",
+            unsettled!(),
+            "
+            order by e.sequence
+            limit $3"
+        );
+
+        let mut session = self.sessions.take("reading held events").await?;
+        let rows = sqlx::query(self.tables.sql(HELD))
+            .bind(key.0)
+            .bind(destination)
+            .bind(limit as i64)
+            .try_map(|row: PgRow| fetched(&row))
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed("reading held events"))?;
+        session.done();
+        Ok(rows)
+    }
+
+    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
+        const BLOCKED: &str = "
+            select e.destination, e.lane, bool_or(e.wait in ('retry', 'suspect')),
+                   bool_or(e.wait = 'parked')
+            from {events} e
+            where e.lane is not null and e.destination is not null and e.shard = any($1)
+              and e.sent_at is null and e.discarded_at is null
+              and (e.dead_at is null or e.wait = 'parked')
+            group by e.destination, e.lane";
+
+        let mut session = self.sessions.take("reading blocked lanes").await?;
+        let rows = sqlx::query(self.tables.sql(BLOCKED))
+            .bind(shard_numbers(shards))
+            .try_map(|row: PgRow| {
+                Ok(Blocked {
+                    destination: row.try_get(0)?,
+                    key: Key(row.try_get(1)?),
+                    waiting: row.try_get::<Option<bool>, _>(2)?.unwrap_or(false),
+                    parked: row.try_get::<Option<bool>, _>(3)?.unwrap_or(false),
+                })
+            })
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed("reading blocked lanes"))?;
+        session.done();
+        Ok(rows)
+    }
+}
+
+/// How far back the history of an aggregate is walked.
+const WALK: usize = 20;
+
+impl PostgresStore {
+    /// Rows of the hot path whose key has a long history.
+    async fn read_hot_far(
+        &self,
+        connection: &mut PgConnection,
+        sequences: &[i64],
+        from: &Position,
+    ) -> Result<Vec<HotRow>> {
         // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that
         // the store cannot tell. Behind the cursor only what the context could not see is unknown;
         // it is found as `read_late` finds it.
-        const HOT: &str = concat!(
+        const FAR: &str = concat!(
             "with seen as materialized (
                 select cur,
                        case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
@@ -247,63 +371,16 @@ impl Read for PostgresStore {
         );
 
         let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
-        sqlx::query(self.tables.sql(HOT))
+        sqlx::query(self.tables.sql(FAR))
             .bind(sequences)
             .bind(prev)
             .bind(from.sequence)
             .try_map(|row: PgRow| {
                 Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
             })
-            .fetch_all(&self.pool)
+            .fetch_all(connection)
             .await
             .map_err(failed("reading hot events"))
-    }
-
-    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
-        const HELD: &str = concat!(
-            "select ",
-            columns!(),
-            " from {events} e
-            where e.lane = $1 and e.wait = 'held' and e.destination = $2 and ",
-            unsettled!(),
-            "
-            order by e.sequence
-            limit $3"
-        );
-
-        sqlx::query(self.tables.sql(HELD))
-            .bind(key.0)
-            .bind(destination)
-            .bind(limit as i64)
-            .try_map(|row: PgRow| fetched(&row))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(failed("reading held events"))
-    }
-
-    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
-        const BLOCKED: &str = "
-            select e.destination, e.lane, bool_or(e.wait in ('retry', 'suspect')),
-                   bool_or(e.wait = 'parked')
-            from {events} e
-            where e.lane is not null and e.destination is not null and e.shard = any($1)
-              and e.sent_at is null and e.discarded_at is null
-              and (e.dead_at is null or e.wait = 'parked')
-            group by e.destination, e.lane";
-
-        sqlx::query(self.tables.sql(BLOCKED))
-            .bind(shard_numbers(shards))
-            .try_map(|row: PgRow| {
-                Ok(Blocked {
-                    destination: row.try_get(0)?,
-                    key: Key(row.try_get(1)?),
-                    waiting: row.try_get::<Option<bool>, _>(2)?.unwrap_or(false),
-                    parked: row.try_get::<Option<bool>, _>(3)?.unwrap_or(false),
-                })
-            })
-            .fetch_all(&self.pool)
-            .await
-            .map_err(failed("reading blocked lanes"))
     }
 }
 

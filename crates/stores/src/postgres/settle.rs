@@ -179,10 +179,11 @@ impl PostgresStore {
         keep_sent: bool,
     ) -> Result<Vec<i32>> {
         if outcomes.only_sent() {
-            let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
-            return self
-                .sent_under_lease(&mut connection, owner, held, outcomes, keep_sent, true)
-                .await;
+            let mut session = self.sessions.take("settling").await?;
+            let lease =
+                self.sent_under_lease(&mut session, owner, held, outcomes, keep_sent, true).await?;
+            session.done();
+            return Ok(lease);
         }
         let mut transaction = self.begin("settling").await?;
         let lease = self
@@ -273,9 +274,10 @@ impl PostgresStore {
         keep_sent: bool,
     ) -> Result<HashSet<i64>> {
         if outcomes.only_sent() {
-            let mut connection = self.pool.acquire().await.map_err(failed("settling"))?;
+            let mut session = self.sessions.take("settling").await?;
             let sent =
-                self.sent_under_token(&mut connection, lease, outcomes, keep_sent, true).await?;
+                self.sent_under_token(&mut session, lease, outcomes, keep_sent, true).await?;
+            session.done();
             return Ok(sent.into_iter().collect());
         }
         let mut transaction = self.begin("settling").await?;

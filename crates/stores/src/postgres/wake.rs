@@ -43,11 +43,13 @@ impl Wake for PostgresStore {
     async fn notify(&self) -> Result<()> {
         const NOTIFY: &str = "select pg_notify($1, '')";
 
+        let mut session = self.sessions.take("notifying").await?;
         sqlx::query(NOTIFY)
             .bind(channel(self.tables.name()))
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("notifying"))?;
+        session.done();
         Ok(())
     }
 }

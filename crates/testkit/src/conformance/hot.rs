@@ -114,18 +114,22 @@ pub async fn a_hot_row_knows_the_late_commit_of_its_key<DB: Dialect>(subject: &S
     if !subject.late_commits {
         return;
     }
-    let outbox = subject.outbox().await;
-    let mut owner = outbox.owner().await;
-    let mut open = outbox.begin().await;
-    let late = outbox.enqueue_in(&mut open, &[event("key")]).await[0].sequence;
-    // Of the same key, delivered while the first one's transaction is open: they are concurrent.
-    outbox.enqueue_one(&event("key")).await;
-    let rows = owner.poll().await;
-    owner.settle(&sent(&rows)).await;
-    assert!(owner.position.sequence > late, "the cursor has passed it");
-    open.commit().await.unwrap();
-    let next = outbox.enqueue_one(&event("key")).await.sequence;
-    let hot = outbox.store.read_hot(&[next], &owner.position).await.unwrap();
-    let previous = hot[0].previous.as_ref();
-    assert!(previous.is_none_or(|known| known.contains(&late)), "{previous:?} before {next}");
+    // Also when the key's history is longer than what a store cares to walk over.
+    for delivered in [1, 30] {
+        let outbox = subject.outbox().await;
+        let mut owner = outbox.owner().await;
+        let mut open = outbox.begin().await;
+        let late = outbox.enqueue_in(&mut open, &[event("key")]).await[0].sequence;
+        // Of the same key, delivered while the first one's transaction is open: they are concurrent.
+        let concurrent: Vec<Event> = (0..delivered).map(|_| event("key")).collect();
+        outbox.enqueue(&concurrent).await;
+        let rows = owner.poll().await;
+        owner.settle(&sent(&rows)).await;
+        assert!(owner.position.sequence > late, "the cursor has passed it");
+        open.commit().await.unwrap();
+        let next = outbox.enqueue_one(&event("key")).await.sequence;
+        let hot = outbox.store.read_hot(&[next], &owner.position).await.unwrap();
+        let previous = hot[0].previous.as_ref();
+        assert!(previous.is_none_or(|known| known.contains(&late)), "{previous:?} before {next}");
+    }
 }

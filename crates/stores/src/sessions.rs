@@ -1,0 +1,142 @@
+//! Connections that a store keeps for its relay.
+//!
+//! A pool asks the server whether a connection lives before it lends it and again when it comes
+//! back: three round trips for a statement instead of one. A relay's statements are all its work,
+//! and it repeats what failed. So it takes connections out of the pool for good, and those whose
+//! work came to its end are used again without a question.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use posthaste_core::Result;
+use sqlx::{Database, Executor, Pool};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::failure::failed;
+
+/// How old a connection grows: afterwards the server may have moved, or have forgotten the user.
+const MAX_AGE: Duration = Duration::from_mins(30);
+
+/// How long a connection is kept that nobody needs.
+const MAX_IDLE: Duration = Duration::from_mins(5);
+
+/// Connections out of a pool, lent one at a time to whoever asks. Cheap to clone.
+pub(crate) struct Sessions<DB: Database> {
+    pool: Pool<DB>,
+    /// What every connection is told first.
+    greeting: &'static str,
+    permits: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<Idle<DB>>>>,
+}
+
+struct Idle<DB: Database> {
+    connection: DB::Connection,
+    made: Instant,
+    since: Instant,
+}
+
+impl<DB: Database> Clone for Sessions<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            greeting: self.greeting,
+            permits: Arc::clone(&self.permits),
+            idle: Arc::clone(&self.idle),
+        }
+    }
+}
+
+impl<DB: Database> std::fmt::Debug for Sessions<DB> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sessions").field("free", &self.permits).finish_non_exhaustive()
+    }
+}
+
+impl<DB: Database> Sessions<DB>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    pub(crate) fn new(pool: Pool<DB>, limit: u32, greeting: &'static str) -> Self {
+        Self {
+            pool,
+            greeting,
+            permits: Arc::new(Semaphore::new(limit.max(1) as usize)),
+            idle: Arc::default(),
+        }
+    }
+
+    /// A connection, when one is free. Opens one if there is none.
+    pub(crate) async fn take(&self, doing: &'static str) -> Result<Session<DB>> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let permit = permit.map_err(|_| failed(doing)(sqlx::Error::PoolClosed))?;
+        let (connection, made) = match self.used_last() {
+            Some(idle) => (idle.connection, idle.made),
+            None => (self.open().await.map_err(failed(doing))?, Instant::now()),
+        };
+        let home = Home { idle: Arc::clone(&self.idle), broken: true };
+        Ok(Session { connection, made, home, _permit: permit })
+    }
+
+    /// The pool makes it, as its owner has told the pool to.
+    async fn open(&self) -> sqlx::Result<DB::Connection> {
+        let mut connection = self.pool.acquire().await?.detach();
+        connection.execute(self.greeting).await?;
+        Ok(connection)
+    }
+
+    /// The one that was used last: the others can grow old and are closed.
+    fn used_last(&self) -> Option<Idle<DB>> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|idle| idle.since.elapsed() < MAX_IDLE && idle.made.elapsed() < MAX_AGE);
+        idle.pop()
+    }
+}
+
+/// A connection that was lent. Dropped without [`done`](Self::done), it is closed.
+pub(crate) struct Session<DB: Database> {
+    connection: DB::Connection,
+    made: Instant,
+    home: Home<DB>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<DB: Database> Session<DB> {
+    /// Its work came to its end: the next one may have it.
+    pub(crate) fn done(mut self) {
+        self.home.broken = false;
+        let idle = Idle { connection: self.connection, made: self.made, since: Instant::now() };
+        self.home.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+    }
+}
+
+/// Where a connection goes back to.
+struct Home<DB: Database> {
+    idle: Arc<Mutex<Vec<Idle<DB>>>>,
+    broken: bool,
+}
+
+impl<DB: Database> Drop for Home<DB> {
+    /// Whatever broke one connection has most likely broken the others.
+    fn drop(&mut self) {
+        if self.broken {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+}
+
+impl<DB: Database> Deref for Session<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &Self::Target {
+        &self.connection
+    }
+}
+
+impl<DB: Database> DerefMut for Session<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.connection
+    }
+}
