@@ -28,7 +28,7 @@ impl Driver {
         let store = Arc::clone(&self.store);
         self.expired = self.expired.filter(|sequence| self.lanes.in_hand(*sequence));
         let may_claim_expired = self.expired.is_none();
-        let limit = self.config.batch;
+        let (limit, cursor) = (self.config.batch, self.source.position().sequence);
         self.tasks.spawn(async move {
             let rows = match &next {
                 NextRead::Ahead(from, limit) => store
@@ -41,7 +41,7 @@ impl Driver {
                     .map(|claimed| (claimed.rows, claimed.position)),
                 // One at a time: an event whose dispatch kills its process is alone when it does.
                 NextRead::Due(_) if may_claim_expired => {
-                    store.claim_expired(&relay, &claim).await.map(|row| {
+                    store.claim_expired(&relay, &claim, cursor).await.map(|row| {
                         let rows = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
                         (rows.into_iter().collect(), Position::default())
                     })

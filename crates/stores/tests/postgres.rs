@@ -8,8 +8,8 @@ use std::{
 use posthaste_core::{
     Event, Key, TableName,
     store::{
-        Fence, Filter, Held, Inspect, Leases, Operate, Position, Read, Relay, RelayOrdering,
-        Schema, Settle, Settlement, ShardLease, Verdict, Wake,
+        Claim, Fence, Filter, Held, Inspect, Leases, Operate, Position, Read, Relay, RelayOrdering,
+        RowLease, Schema, Settle, Settlement, ShardLease, Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Tables, postgres::PostgresStore};
@@ -219,6 +219,24 @@ async fn no_read_walks_over_what_was_sent() {
     outbox.touches_few("counts", async |s| s.counts().await).await;
     outbox.touches_few("oldest_pending", async |s| s.oldest_pending().await).await;
     outbox.touches_few("purge", async |s| s.purge(year, Some(year), 100, Some(100)).await).await;
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_search_for_expired_leases_does_not_walk_over_the_backlog() {
+    let outbox = Outbox::new().await;
+    outbox.fill_with_sent(20_000).await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, "update {events} set sent_at = null").await;
+    let relay = Relay { ordering: RelayOrdering::None, ..new_relay("r") };
+    let lease = RowLease { token: format!("{}#1", relay.owner()) };
+    let search = async |s: &PostgresStore| s.claim_expired(&relay, &lease, 100).await;
+    assert!(outbox.touches_few("claim_expired", search).await.is_none());
+
+    let lock = "update {events} set locked_by = 'gone', locked_until = now() where sequence = 50";
+    outbox.execute(&mut connection, lock).await;
+    let expired = outbox.touches_few("claim_expired", search).await;
+    assert_eq!(expired.unwrap().sequence, 50);
     outbox.drop().await;
 }
 

@@ -268,7 +268,7 @@ async fn reads_do_not_wait_for_a_writer() {
         // Idle claims stay away from the write lock as well.
         let behind = Position { sequence: page.position.sequence, context: String::new() };
         store.claim(&relay(), &token(1), &behind, 10).await.unwrap();
-        store.claim_expired(&relay(), &token(1)).await.unwrap();
+        store.claim_expired(&relay(), &token(1), i64::MAX).await.unwrap();
         page.rows.len()
     };
     assert_eq!(timeout(Duration::from_secs(5), reads).await.unwrap(), 1);
@@ -336,7 +336,7 @@ async fn plans_use_the_indexes() {
         .claim_late(&relay, &token(2), &Position { sequence: 2, ..Position::default() }, 1)
         .await
         .unwrap();
-    store.claim_expired(&relay, &token(3)).await.unwrap();
+    store.claim_expired(&relay, &token(3), i64::MAX).await.unwrap();
     store.claim_hot(&relay, &token(4), &[1]).await.unwrap();
     store.renew_rows(&relay, &[token(1)]).await.unwrap();
     store.unclaim(&token(1), &[1]).await.unwrap();

@@ -44,8 +44,14 @@ pub trait Claim {
     ) -> Result<ClaimedRows>;
 
     /// Claims one row whose lease has expired, and records an attempt before it is handed out: its
-    /// dispatch may have killed the relay that had it.
-    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>>;
+    /// dispatch may have killed the relay that had it. A row beyond `until`, the claimer's cursor, may
+    /// be left out: where a large backlog waits, it would be looked through for nothing.
+    async fn claim_expired(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        until: i64,
+    ) -> Result<Option<Fetched>>;
 
     /// Claims these rows by their sequence, as far as they are free (hot path).
     async fn claim_hot(

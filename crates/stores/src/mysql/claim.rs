@@ -100,7 +100,12 @@ impl Claim for MySqlStore {
         })
     }
 
-    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>> {
+    async fn claim_expired(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        _until: i64,
+    ) -> Result<Option<Fetched>> {
         let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
             .bind(EXPIRED_LIMIT)
             .fetch_all(&self.pool)

@@ -230,12 +230,19 @@ impl Claim for PostgresStore {
         Ok(ClaimedRows { rows, position: Position { sequence: from.sequence, context } })
     }
 
-    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>> {
-        // Fresh rows are looked for above the marks, those that had a time of their own by it.
+    async fn claim_expired(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        until: i64,
+    ) -> Result<Option<Fetched>> {
+        // Fresh rows are looked for between the marks and the cursor, those that had a time of their
+        // own by it.
         const CLAIM_EXPIRED: &str = concat!(
             "with fresh as materialized (
                 select e.sequence from {events} e
                 where e.sequence > (select min(mark) from {shards} where tenant_group = '')
+                  and e.sequence <= $3
                   and e.not_before is null and e.locked_until < statement_timestamp()
                   and ",
             unsettled!(),
@@ -269,6 +276,7 @@ impl Claim for PostgresStore {
         let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
             .bind(&lease.token)
             .bind(micros(relay.lease))
+            .bind(until)
             .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming an expired event"))?;

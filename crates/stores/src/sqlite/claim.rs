@@ -155,7 +155,12 @@ impl Claim for SqliteStore {
         Ok(ClaimedRows { rows, position })
     }
 
-    async fn claim_expired(&self, relay: &Relay, lease: &RowLease) -> Result<Option<Fetched>> {
+    async fn claim_expired(
+        &self,
+        relay: &Relay,
+        lease: &RowLease,
+        _until: i64,
+    ) -> Result<Option<Fetched>> {
         const EXPIRED: &str = concat!(
             "select sequence from {events}
             where locked_until < ",
