@@ -12,7 +12,7 @@ use std::{
 
 use posthaste_core::{
     Result,
-    store::{Blocked, Due, Fetched, Page, Position, RelayOrdering, RowLease, Store},
+    store::{Blocked, Due, Fetched, Page, Position, RelayOrdering, RowLease},
 };
 
 use crate::{
@@ -264,7 +264,7 @@ impl Driver {
         self.tasks.spawn(async move {
             match next {
                 NextRead::Ahead(from, limit) => {
-                    let page = read_ahead(&*store, &shards, &from, limit).await;
+                    let page = store.read_on(&shards, &from, limit, LATE_LIMIT).await;
                     Done::Ahead { read, generation, page }
                 }
                 NextRead::Late(from) => {
@@ -340,34 +340,6 @@ impl Driver {
         }
         self.lanes.read_merged(read);
     }
-}
-
-/// Reads ahead, then what became visible behind the cursor meanwhile, and gives both in order.
-///
-/// An event that is ahead can have been enqueued after the commit of one that is behind: that one
-/// took its number while its transaction was open, and the cursor passed it. So the late ones are
-/// read after those ahead, and nothing is handed over before both are there.
-async fn read_ahead(
-    store: &dyn Store,
-    shards: &[u16],
-    from: &Position,
-    limit: usize,
-) -> Result<Page> {
-    let mut page = store.read_ahead(shards, from, limit).await?;
-    if page.rows.is_empty() {
-        return Ok(page);
-    }
-    // Among the late ones are those of the page itself that are new since the last look.
-    let late = store.read_late(shards, &page.position, limit * 2 + LATE_LIMIT).await?;
-    if !late.caught_up {
-        // More than fits: these first, and what is ahead when all of them are known.
-        return Ok(Page { rows: late.rows, position: from.clone(), caught_up: false });
-    }
-    page.position.context = late.position.context;
-    page.rows.extend(late.rows);
-    page.rows.sort_by_key(|row| row.sequence);
-    page.rows.dedup_by_key(|row| row.sequence);
-    Ok(page)
 }
 
 #[cfg(test)]

@@ -206,6 +206,7 @@ async fn no_read_walks_over_what_was_sent() {
             s.read_ahead(&SHARDS, &near_the_end, 500).await
         })
         .await;
+    outbox.touches_few("read_on", async |s| s.read_on(some, &near_the_end, 500, 1000).await).await;
     outbox.touches_few("read_late", async |s| s.read_late(some, &near_the_end, 1000).await).await;
     outbox.touches_few("read_due", async |s| s.read_due(some, 100).await).await;
     outbox

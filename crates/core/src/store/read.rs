@@ -119,7 +119,37 @@ pub struct Blocked {
 /// All reads skip events that are sent, dead or discarded. They may return a row again that is
 /// already in the caller's hands: the caller drops what it knows.
 #[async_trait]
-pub trait Read {
+pub trait Read: Send + Sync {
+    /// One step of the cursor: what is ahead of `from`, at most `limit`, together with what became
+    /// visible behind it, in order. When more than `late_limit` became visible behind it, these come
+    /// first and the cursor stays.
+    ///
+    /// An event that is ahead can have been enqueued after the commit of one that is behind: that one
+    /// took its number while its transaction was open, and the cursor passed it. So the late ones are
+    /// read after those ahead, or in the same snapshot.
+    async fn read_on(
+        &self,
+        shards: &[u16],
+        from: &Position,
+        limit: usize,
+        late_limit: usize,
+    ) -> Result<Page> {
+        let mut page = self.read_ahead(shards, from, limit).await?;
+        if page.rows.is_empty() {
+            return Ok(page);
+        }
+        // Among the late ones are those of the page itself that are new since the last look.
+        let late = self.read_late(shards, &page.position, limit * 2 + late_limit).await?;
+        if !late.caught_up {
+            return Ok(Page { rows: late.rows, position: from.clone(), caught_up: false });
+        }
+        page.position.context = late.position.context;
+        page.rows.extend(late.rows);
+        page.rows.sort_by_key(|row| row.sequence);
+        page.rows.dedup_by_key(|row| row.sequence);
+        Ok(page)
+    }
+
     /// The events of these shards behind `from`, at most `limit`, that wait for nothing. The page
     /// is caught up when nothing more was visible. `from.context` comes back unchanged, or
     /// extended by what the store must look for again (gaps).

@@ -16,8 +16,117 @@ use super::{
 };
 use crate::failure::failed;
 
+/// The present snapshot, and which transactions it can see that `$1`, an earlier one, could not.
+macro_rules! seen {
+    () => {
+        "with seen as materialized (
+            select cur,
+                   case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
+                        then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
+                   array(
+                       select x from pg_snapshot_xip(prev) x
+                       where pg_visible_in_snapshot(x, cur)
+                   ) as ended
+            from (select pg_current_snapshot() as cur, $1::text::pg_snapshot as prev) s
+        )"
+    };
+}
+
+/// The events at or before `$2` that `seen` tells to look at.
+macro_rules! late {
+    ($of_shards:literal) => {
+        concat!(
+            "select e.* from (
+                select e.* from unnest(s.ended) x
+                cross join lateral (
+                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
+                ) e
+                where e.sequence <= $2 ",
+            $of_shards,
+            " and e.not_before is null and ",
+            unsettled!(),
+            " union all
+                select * from {events} e
+                where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
+                  and e.sequence <= $2 ",
+            $of_shards,
+            " and e.not_before is null and ",
+            unsettled!(),
+            ") e
+            order by e.sequence"
+        )
+    };
+}
+
+/// What is ahead of `$2` and what is late, of one snapshot.
+macro_rules! on {
+    ($of_shards:literal) => {
+        concat!(
+            seen!(),
+            " select ",
+            columns!(),
+            ", s.cur::text, (select sequence from {events} order by sequence desc limit 1)
+            from seen s
+            left join lateral (
+                (
+                    select e.* from {events} e
+                    where e.sequence > $2 ",
+            $of_shards,
+            " and e.not_before is null and ",
+            unsettled!(),
+            " order by e.sequence limit $3
+                )
+                union all
+                (",
+            late!($of_shards),
+            " limit $4
+                )
+            ) e on true"
+        )
+    };
+}
+
 #[async_trait]
 impl Read for PostgresStore {
+    async fn read_on(
+        &self,
+        shards: &[u16],
+        from: &Position,
+        limit: usize,
+        late_limit: usize,
+    ) -> Result<Page> {
+        const ON: &str = on!("and e.shard = any($5)");
+        const ON_IN_ALL: &str = on!("");
+
+        let all = self.all_shards(shards);
+        let query = sqlx::query(self.tables.sql(if all { ON_IN_ALL } else { ON }))
+            .bind(snapshot(from))
+            .bind(from.sequence)
+            .bind(limit as i64)
+            .bind(late_limit as i64);
+        let query = if all { query } else { query.bind(shard_numbers(shards)) };
+        let mut session = self.sessions.take("reading on").await?;
+        let rows = query.fetch_all(&mut *session).await.map_err(failed("reading on"))?;
+        session.done();
+        let (context, newest) = match rows.first() {
+            Some(row) => (
+                row.try_get(COLUMNS).map_err(failed("reading on"))?,
+                row.try_get::<Option<i64>, _>(COLUMNS + 1).map_err(failed("reading on"))?,
+            ),
+            None => (from.context.clone(), None),
+        };
+        let mut rows = in_order(&rows).map_err(failed("reading on"))?;
+        let late = rows.partition_point(|row| row.sequence <= from.sequence);
+        if late >= late_limit {
+            rows.truncate(late);
+            return Ok(Page { rows, position: from.clone(), caught_up: false });
+        }
+        let caught_up = rows.len() - late < limit;
+        let last = rows.last().map_or(0, |row| row.sequence).max(from.sequence);
+        let sequence = if caught_up { last.max(newest.unwrap_or(0)) } else { last };
+        Ok(Page { rows, position: Position { sequence, context }, caught_up })
+    }
+
     async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
         // The newest sequence comes from the same snapshot: when nothing more was visible, the
         // cursor may pass everything up to it, or a relay of quiet shards would walk over the
@@ -85,48 +194,20 @@ impl Read for PostgresStore {
         // transaction wrote most of the table, an equality looks to the planner as if it fetched
         // most of the table, and it would scan it.
         const LATE: &str = concat!(
-            "with seen as materialized (
-                select cur,
-                       case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
-                            then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
-                       array(
-                           select x from pg_snapshot_xip(prev) x
-                           where pg_visible_in_snapshot(x, cur)
-                       ) as ended
-                from (select pg_current_snapshot() as cur, $1::text::pg_snapshot as prev) s
-            )
-            select ",
+            seen!(),
+            " select ",
             columns!(),
             ", s.cur::text
             from seen s
-            left join lateral (
-                select e.* from (
-                select e.* from unnest(s.ended) x
-                cross join lateral (
-                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
-                ) e
-                where e.sequence <= $2 and e.shard = any($3) and e.not_before is null
-                  and ",
-            unsettled!(),
-            "
-                union all
-                select * from {events} e
-                where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
-                  and e.sequence <= $2 and e.shard = any($3) and e.not_before is null
-                  and ",
-            unsettled!(),
-            "
-                ) e
-                order by e.sequence
-                limit $4
+            left join lateral (",
+            late!("and e.shard = any($3)"),
+            " limit $4
             ) e on true"
         );
 
-        // No snapshot yet: nothing is known to have been seen.
-        let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
         let mut session = self.sessions.take("reading late commits").await?;
         let rows = sqlx::query(self.tables.sql(LATE))
-            .bind(prev)
+            .bind(snapshot(from))
             .bind(from.sequence)
             .bind(shard_numbers(shards))
             .bind(limit as i64)
@@ -314,17 +395,8 @@ impl PostgresStore {
         // the store cannot tell. Behind the cursor only what the context could not see is unknown;
         // it is found as `read_late` finds it.
         const FAR: &str = concat!(
-            "with seen as materialized (
-                select cur,
-                       case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
-                            then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
-                       array(
-                           select x from pg_snapshot_xip(prev) x
-                           where pg_visible_in_snapshot(x, cur)
-                       ) as ended
-                from (select pg_current_snapshot() as cur, $2::text::pg_snapshot as prev) s
-            )
-            select ",
+            seen!(),
+            " select ",
             columns!(),
             ", case when e.ordering_key <> '' or h.walked >= 20 then null
                     else coalesce(h.ahead, '{}') || coalesce(l.late, '{}') end
@@ -364,16 +436,15 @@ impl PostgresStore {
                   and p.ordering_key is null
                   and p.sent_at is null and p.dead_at is null and p.discarded_at is null
             ) l on e.ordering_key is null and e.aggregate_id is not null
-            where e.sequence = any($1) and e.not_before is null and ",
+            where e.sequence = any($2) and e.not_before is null and ",
             unsettled!(),
             "
             order by e.sequence"
         );
 
-        let prev = if from.context.is_empty() { "1:1:" } else { &from.context };
         sqlx::query(self.tables.sql(FAR))
+            .bind(snapshot(from))
             .bind(sequences)
-            .bind(prev)
             .bind(from.sequence)
             .try_map(|row: PgRow| {
                 Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
@@ -382,6 +453,11 @@ impl PostgresStore {
             .await
             .map_err(failed("reading hot events"))
     }
+}
+
+/// The snapshot of a position. Without one nothing is known to have been seen.
+fn snapshot(from: &Position) -> &str {
+    if from.context.is_empty() { "1:1:" } else { &from.context }
 }
 
 /// The newest sequence that the statement saw, which it adds to the columns.

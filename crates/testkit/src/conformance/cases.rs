@@ -98,6 +98,7 @@ macro_rules! store_conformance {
             late {
                 transactions_that_commit_in_reverse_order_are_both_found
                 a_transaction_that_began_after_the_last_look_is_found
+                a_step_ahead_brings_what_came_late
                 a_late_commit_behind_settled_events_is_found
                 a_reader_of_one_shard_finds_its_late_commits
                 an_open_transaction_stalls_nobody

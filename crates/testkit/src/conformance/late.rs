@@ -54,6 +54,34 @@ pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
     assert_eq!(sequences(&late.rows), [low], "the late commit was skipped");
 }
 
+/// An event that was enqueued after a late commit does not come without it: one step of the cursor
+/// brings both. When too much came late, that comes first and the cursor stays.
+pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let owner = outbox.owner().await;
+    let shards = owner.shards();
+    let mut slow = outbox.begin().await;
+    let low = outbox.enqueue_in(&mut slow, &[event("slow"), event("slow")]).await;
+    let low: Vec<i64> = low.iter().map(|one| one.sequence).collect();
+    let high = outbox.enqueue_one(&event("fast")).await.sequence;
+    let first = outbox.store.read_on(&shards, &owner.position, 10, 1000).await.unwrap();
+    assert_eq!(sequences(&first.rows), [high]);
+    owner.settle(&sent(&first.rows)).await;
+    slow.commit().await.unwrap();
+    let next = outbox.enqueue_one(&event("slow")).await.sequence;
+
+    let step = outbox.store.read_on(&shards, &first.position, 10, 1000).await.unwrap();
+    assert_eq!(sequences(&step.rows), [low[0], low[1], next]);
+    assert!(step.caught_up);
+    assert!(step.position.sequence >= next);
+    owner.settle(&sent(&step.rows)).await;
+    let rest = outbox.store.read_on(&shards, &step.position, 10, 1000).await.unwrap();
+    assert!(rest.rows.is_empty(), "found once: {:?}", sequences(&rest.rows));
+}
+
 /// The same when what was found is settled at once, as a relay does, marked or deleted.
 pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {

@@ -153,7 +153,7 @@ impl Owner {
         found.extend(late.rows);
         loop {
             let page =
-                self.store.read_ahead(&shards, &self.position, self.page_size).await.unwrap();
+                self.store.read_on(&shards, &self.position, self.page_size, 1000).await.unwrap();
             self.position = page.position;
             found.extend(page.rows);
             if page.caught_up {
