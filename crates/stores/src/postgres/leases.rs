@@ -31,12 +31,15 @@ impl Leases for PostgresStore {
     async fn renew(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<Vec<u16>> {
         // Locked in shard order before any of them is written: a settle locks in the same order.
         const RENEW: &str = "
-            with mine as materialized (
-                select shard from {shards}
-                where tenant_group = '' and locked_by = $1
-                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+            with locked as materialized (
+                select shard, epoch from {shards}
+                where tenant_group = '' and locked_by = $1 and shard = any($2)
                 order by shard
                 for update
+            ),
+            mine as (
+                select shard from locked
+                join unnest($2, $3) as held (shard, epoch) using (shard, epoch)
             )
             update {shards} s
             set locked_until = clock_timestamp() + $4 * interval '1 microsecond',
@@ -63,12 +66,15 @@ impl Leases for PostgresStore {
 
     async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()> {
         const RELEASE: &str = "
-            with mine as materialized (
-                select shard from {shards}
-                where tenant_group = '' and locked_by = $1
-                  and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+            with locked as materialized (
+                select shard, epoch from {shards}
+                where tenant_group = '' and locked_by = $1 and shard = any($2)
                 order by shard
                 for update
+            ),
+            mine as (
+                select shard from locked
+                join unnest($2, $3) as held (shard, epoch) using (shard, epoch)
             )
             update {shards} s
             set locked_by = null, locked_until = null, mark = $4, mark_context = $5

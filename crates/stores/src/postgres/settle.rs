@@ -131,15 +131,34 @@ fn error_text(error: &str) -> String {
     cut_error(error).replace('\0', "")
 }
 
-/// The leases that are still held, locked until the transaction ends.
+/// The leases of the owner `$1` on the shards `$2`, locked until the transaction ends. They are only
+/// compared with the epochs `$3` once they are locked: a join here is planned badly as long as
+/// nobody has analysed the table, and then takes longer than all the rest.
 macro_rules! lease {
     () => {
         "with lease as materialized (
-            select shard from {shards}
-            where tenant_group = '' and locked_by = $1
-              and (shard, epoch) in (select * from unnest($2::int[], $3::bigint[]))
+            select shard, epoch from {shards}
+            where tenant_group = '' and locked_by = $1 and shard = any($2)
             order by shard
             for share
+        )"
+    };
+}
+
+/// Whether all leases are held: `$2` and `$3` are in the order of the shards. A subquery, so that it
+/// is asked once and not for every row.
+macro_rules! all_held {
+    () => {
+        "(select array(select epoch from lease) = $3)"
+    };
+}
+
+/// The shards whose lease is held.
+macro_rules! held {
+    () => {
+        "array(
+            select l.shard from lease l
+            join unnest($2, $3) as h (shard, epoch) on h.shard = l.shard and h.epoch = l.epoch
         )"
     };
 }
@@ -211,12 +230,18 @@ impl PostgresStore {
                 set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
                     locked_by = null, locked_until = null
                 where e.sequence = any($4)
-                  and case when $6 then (select count(*) from lease) = cardinality($2::int[])
-                           else e.shard = any(array(select shard from lease)) end
-                  and ",
+                  and case when $6 then ",
+            all_held!(),
+            " else e.shard = any(",
+            held!(),
+            ") end and ",
             unsettled!(),
             ")
-            select array(select shard from lease),
+            select case when ",
+            all_held!(),
+            " then $2 else ",
+            held!(),
+            " end,
                    case when $5 then set_config('synchronous_commit', 'off', true) end"
         );
         const DELETE: &str = concat!(
@@ -224,9 +249,11 @@ impl PostgresStore {
             ", done as (
                 delete from {events} e
                 where e.sequence = any($4)
-                  and case when $6 then (select count(*) from lease) = cardinality($2::int[])
-                           else e.shard = any(array(select shard from lease)) end
-                  and ",
+                  and case when $6 then ",
+            all_held!(),
+            " else e.shard = any(",
+            held!(),
+            ") end and ",
             unsettled!(),
             "
                 returning e.sequence, e.attempts, e.replay
@@ -236,10 +263,16 @@ impl PostgresStore {
                     select sequence from done where attempts > 0 or replay > 0
                 ))
             )
-            select array(select shard from lease),
+            select case when ",
+            all_held!(),
+            " then $2 else ",
+            held!(),
+            " end,
                    case when $5 then set_config('synchronous_commit', 'off', true) end"
         );
 
+        let mut held = held.to_vec();
+        held.sort_unstable();
         let shards: Vec<i32> = held.iter().map(|held| i32::from(held.shard)).collect();
         let epochs: Vec<i64> = held.iter().map(|held| held.epoch).collect();
         // Nearly always every lease is held: then one comparison decides for all rows. Otherwise
