@@ -300,7 +300,9 @@ impl Run<'_> {
             "{} processes delivered; those that were left had {held} held, {suspects} suspects",
             busy.len()
         );
-        assert!(busy.len() > 2, "the work was shared");
+        // On SQLite one shard has one owner, and who that is, and whether it is killed, is chance.
+        let shared = !matches!(self.on.connections, Connections::Sqlite(_));
+        assert!(!shared || busy.len() > 2, "the work was shared");
         assert!(!self.churn.kills || verdict.kills > 0, "somebody was killed");
     }
 }

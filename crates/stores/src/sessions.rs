@@ -13,7 +13,10 @@ use std::{
 
 use posthaste_core::Result;
 use sqlx::{Database, Executor, Pool};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use crate::failure::failed;
 
@@ -22,6 +25,9 @@ const MAX_AGE: Duration = Duration::from_mins(30);
 
 /// How long a connection is kept that nobody needs.
 const MAX_IDLE: Duration = Duration::from_mins(5);
+
+/// How long a call waits for one before it fails as unavailable.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Connections out of a pool, lent one at a time to whoever asks. Cheap to clone.
 pub(crate) struct Sessions<DB: Database> {
@@ -70,8 +76,10 @@ where
 
     /// A connection, when one is free. Opens one if there is none.
     pub(crate) async fn take(&self, doing: &'static str) -> Result<Session<DB>> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        let permit = permit.map_err(|_| failed(doing)(sqlx::Error::PoolClosed))?;
+        let permit = timeout(MAX_WAIT, Arc::clone(&self.permits).acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else {
+            return Err(failed(doing)(sqlx::Error::PoolTimedOut));
+        };
         let (connection, made) = match self.used_last() {
             Some(idle) => (idle.connection, idle.made),
             None => (self.open().await.map_err(failed(doing))?, Instant::now()),

@@ -274,6 +274,28 @@ async fn an_outbox_lives_in_the_schema_of_its_name() {
 }
 
 #[tokio::test]
+async fn connections_that_were_lost_fail_one_call_and_not_one_each() {
+    let outbox = Outbox::new().await;
+    let read = || outbox.store.read_due(&SHARDS, 10);
+    // Several at once, each on a connection of its own, which are kept.
+    let (a, b, c) = tokio::join!(read(), read(), read());
+    a.and(b).and(c).unwrap();
+    let kill = "select pg_terminate_backend(pid, 10000) from pg_stat_activity
+                where query like $1 and pid <> pg_backend_pid()";
+    let killed = sqlx::query(kill)
+        .bind(format!("%not_before%{}%", outbox.tables.name().bare()))
+        .fetch_all(&outbox.pool)
+        .await
+        .unwrap();
+    assert!(killed.len() > 1, "{} connections", killed.len());
+
+    let error = read().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    read().await.expect("the others were not tried one after the other");
+    outbox.drop().await;
+}
+
+#[tokio::test]
 async fn a_listener_that_lost_its_connection_says_so() {
     let outbox = Outbox::new().await;
     let mut listener = outbox.store.listen().await.unwrap().expect("PostgreSQL can listen");

@@ -66,8 +66,8 @@ pub struct Fetched {
     pub attempts: u32,
     /// Why it waited, if it did.
     pub wait: Option<Wait>,
-    /// The envelope, or why the row cannot be decoded.
-    pub content: Result<Envelope, String>,
+    /// The envelope, or why the row cannot be decoded. Boxed: a row is handed on several times.
+    pub content: Result<Box<Envelope>, String>,
 }
 
 /// What one read found.

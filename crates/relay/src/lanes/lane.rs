@@ -9,7 +9,7 @@ use posthaste_core::{Envelope, store::Wait};
 pub(super) struct Pending {
     pub(super) sequence: i64,
     /// The envelope, or why its row cannot be decoded.
-    pub(super) content: Result<Envelope, String>,
+    pub(super) content: Result<Box<Envelope>, String>,
     /// It is still marked held in the database.
     pub(super) held: bool,
     /// Why it waited when it was read.

@@ -11,7 +11,7 @@ impl Lanes {
     /// Up to `max` events to hand to the transport now, none behind `reserved`. Says when only the
     /// reservation was in the way.
     pub fn next_batch(&mut self, max: usize, reserved: i64) -> (Vec<Envelope>, bool) {
-        let mut batch = Vec::new();
+        let mut batch = Vec::with_capacity(max.min(self.waiting_hot + self.waiting_cold));
         while batch.len() < max {
             if let Some(envelope) = self.careful.next_ready() {
                 self.start(envelope.sequence);
@@ -114,11 +114,11 @@ impl Lanes {
                 if let Some(entry) = self.known.get_mut(&sequence) {
                     entry.state = State::Suspect;
                 }
-                self.careful.push(envelope, was_suspect);
+                self.careful.push(*envelope, was_suspect);
             }
             Ok(envelope) => {
                 self.start(sequence);
-                batch.push(envelope);
+                batch.push(*envelope);
             }
         }
     }

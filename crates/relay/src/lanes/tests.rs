@@ -48,7 +48,7 @@ fn row(sequence: i64, key: u8) -> Fetched {
         key: Some(Key(i64::from(key))),
         attempts: 0,
         wait: None,
-        content: Ok(envelope(sequence, key)),
+        content: Ok(Box::new(envelope(sequence, key))),
     }
 }
 

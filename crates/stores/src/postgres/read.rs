@@ -296,8 +296,6 @@ impl Read for PostgresStore {
             from {events} e
             where e.sequence = any($1) and e.not_before is null and ",
             unsettled!(),
-            "
-            order by e.sequence"
         );
 
         let mut far = Vec::new();
@@ -320,9 +318,9 @@ impl Read for PostgresStore {
             let far_rows = self.read_hot_far(&mut session, &far, from).await?;
             rows.retain(|row| !far.contains(&row.row.sequence));
             rows.extend(far_rows);
-            rows.sort_unstable_by_key(|row| row.row.sequence);
         }
         session.done();
+        rows.sort_unstable_by_key(|row| row.row.sequence);
         Ok(rows)
     }
 

@@ -122,7 +122,7 @@ pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,
         wait: wait(row)?,
-        content: stored.decode(),
+        content: stored.decode().map(Box::new),
     })
 }
 

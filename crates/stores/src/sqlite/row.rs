@@ -80,7 +80,7 @@ pub(super) fn fetched(row: &SqliteRow) -> sqlx::Result<Fetched> {
         key: stored.as_ref().ok().and_then(key),
         attempts: attempts(row),
         wait: wait(row),
-        content: stored.and_then(StoredRow::decode),
+        content: stored.and_then(StoredRow::decode).map(Box::new),
     })
 }
 

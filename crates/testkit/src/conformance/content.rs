@@ -41,7 +41,7 @@ pub async fn every_field_comes_back_as_it_was_enqueued<DB: Dialect>(subject: &Su
         let record = outbox.record(event.id()).await;
         assert_eq!(record.sequence, enqueued.sequence);
         assert_eq!(record.event_id, Some(event.id()));
-        for envelope in [record.content.as_ref().unwrap(), row.content.as_ref().unwrap()] {
+        for envelope in [record.content.as_ref().unwrap(), row.content.as_deref().unwrap()] {
             assert_eq!(&envelope.event, event);
             assert_eq!(envelope.sequence, enqueued.sequence);
             assert_eq!((envelope.attempts, envelope.replay), (0, 0));
