@@ -25,6 +25,8 @@ pub mod store;
 
 pub mod transport;
 
+pub mod failure;
+
 pub mod backoff;
 
 pub mod clock;
@@ -35,6 +37,7 @@ pub use crate::{
     envelope::Envelope,
     error::{Error, ErrorKind, Result},
     event::{Event, EventBuilder, Ordering},
+    failure::Failure,
     key::Key,
     limits::Limits,
     name::{GLOBAL, TypeName},

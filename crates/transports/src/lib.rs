@@ -2,6 +2,12 @@
 //! struct that holds the connection, `new` or `connect`, and the contract of
 //! [`Transport`](posthaste_core::transport::Transport).
 
+#[cfg(feature = "bus")]
+pub mod bus;
+
+#[cfg(feature = "handlers")]
+pub mod handlers;
+
 #[cfg(feature = "log")]
 pub mod log;
 

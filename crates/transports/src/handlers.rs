@@ -1,0 +1,106 @@
+//! Handlers in the same process: exactly one for each (aggregate type, event type).
+
+use std::{collections::HashMap, pin::Pin};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Envelope, Error, Failure, GLOBAL, Result, TypeName,
+    transport::{Outcome, Transport},
+};
+
+/// A handler as it is kept.
+type Handler = Box<
+    dyn Fn(Envelope) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync,
+>;
+
+/// Hands each event to the one handler of its aggregate type and event type.
+///
+/// An event that has no handler is dead at once: waiting would not bring one. A handler that
+/// panics has failed, and the event comes again.
+///
+/// ```
+/// use posthaste_core::Failure;
+/// use posthaste_transports::handlers::Handlers;
+///
+/// let handlers = Handlers::new("orders")
+///     .on("Order", "OrderPlaced", async |envelope| {
+///         println!("{} was placed", envelope.event.aggregate_id().unwrap_or_default());
+///         Ok(())
+///     })?
+///     .on_global("DayEnded", async |_| Err(Failure::retry("the books are closed")))?;
+/// # Ok::<(), posthaste_core::Error>(())
+/// ```
+pub struct Handlers {
+    name: String,
+    handlers: HashMap<(String, String), Handler>,
+}
+
+impl Handlers {
+    /// No handlers yet. The name appears in logs, attempts and status.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), handlers: HashMap::new() }
+    }
+
+    /// The handler of these events. A second one for the same is an error.
+    pub fn on<F>(
+        mut self,
+        aggregate_type: impl TypeName,
+        event_type: impl TypeName,
+        handler: impl Fn(Envelope) -> F + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        F: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        let aggregate_type = aggregate_type.type_name().into_owned();
+        let event_type = event_type.type_name().into_owned();
+        let of = (aggregate_type, event_type);
+        if self.handlers.contains_key(&of) {
+            let (aggregate_type, event_type) = of;
+            return Err(Error::invalid(format!(
+                "{event_type} of {aggregate_type} has a handler already; one event has exactly one"
+            )));
+        }
+        self.handlers.insert(of, Box::new(move |envelope| Box::pin(handler(envelope))));
+        Ok(self)
+    }
+
+    /// The handler of events that belong to no aggregate.
+    pub fn on_global<F>(
+        self,
+        event_type: impl TypeName,
+        handler: impl Fn(Envelope) -> F + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        F: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.on(GLOBAL, event_type, handler)
+    }
+
+    async fn handle(&self, envelope: &Envelope) -> Outcome {
+        let event = &envelope.event;
+        let of = (event.aggregate_type().to_owned(), event.event_type().to_owned());
+        let Some(handler) = self.handlers.get(&of) else {
+            return Outcome::dead(format!("no handler for {} of {}", of.1, of.0));
+        };
+        match handler(envelope.clone()).await {
+            Ok(()) => Outcome::Delivered,
+            Err(failure) => failure.into_outcome(),
+        }
+    }
+}
+
+/// One event a publish, so that a slow handler delays no other key and a panic is its event's own.
+#[async_trait]
+impl Transport for Handlers {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for envelope in batch {
+            outcomes.push(self.handle(envelope).await);
+        }
+        outcomes
+    }
+}

@@ -1,0 +1,143 @@
+//! Handlers and the event bus: who gets an event, and what becomes of it when they refuse.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use jiff::Timestamp;
+use posthaste_core::{
+    Envelope, Event, EventBuilder, Failure,
+    transport::{Outcome, Transport},
+};
+use posthaste_transports::{bus::EventBus, handlers::Handlers};
+
+const MARKER: &str = "marker-7c1f";
+
+#[derive(Debug, thiserror::Error)]
+#[error("could not read {0:?}")]
+struct Talkative(String);
+
+fn placed() -> Envelope {
+    envelope(Event::builder("OrderPlaced").aggregate("Order", 7))
+}
+
+fn envelope(event: EventBuilder) -> Envelope {
+    Envelope {
+        sequence: 1,
+        attempts: 0,
+        replay: 0,
+        created_at: Timestamp::now(),
+        event: event.raw_json(format!("{{\"secret\":\"{MARKER}\"}}")).build().unwrap(),
+    }
+}
+
+fn talkative(envelope: &Envelope) -> Talkative {
+    Talkative(String::from_utf8_lossy(envelope.event.payload()).into_owned())
+}
+
+async fn outcome(transport: &dyn Transport, envelope: Envelope) -> Outcome {
+    let mut outcomes = transport.publish(&[envelope]).await;
+    assert_eq!(outcomes.len(), 1);
+    outcomes.remove(0)
+}
+
+#[tokio::test]
+async fn an_event_goes_to_the_handler_of_its_aggregate_and_type() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = |by: usize| {
+        let calls = Arc::clone(&calls);
+        move |_| {
+            calls.fetch_add(by, Ordering::Relaxed);
+            async { Ok(()) }
+        }
+    };
+    let handlers = Handlers::new("handlers")
+        .on("Order", "OrderPlaced", count(1))
+        .unwrap()
+        .on("Invoice", "OrderPlaced", count(10))
+        .unwrap()
+        .on_global("DayEnded", count(100))
+        .unwrap();
+
+    assert_eq!(outcome(&handlers, placed()).await, Outcome::Delivered);
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    let global = envelope(Event::builder("DayEnded"));
+    assert_eq!(outcome(&handlers, global).await, Outcome::Delivered);
+    assert_eq!(calls.load(Ordering::Relaxed), 101);
+}
+
+#[tokio::test]
+async fn an_event_without_a_handler_is_dead_and_its_type_is_named() {
+    let handlers = Handlers::new("handlers").on("Order", "OrderPaid", async |_| Ok(())).unwrap();
+    let Outcome::Dead { error } = outcome(&handlers, placed()).await else {
+        panic!("it is not dead");
+    };
+    assert_eq!(error, "no handler for OrderPlaced of Order");
+}
+
+#[test]
+fn a_second_handler_for_the_same_events_is_refused() {
+    let handlers = Handlers::new("handlers").on("Order", "OrderPlaced", async |_| Ok(())).unwrap();
+    let Err(error) = handlers.on("Order", "OrderPlaced", async |_| Ok(())) else {
+        panic!("it was taken");
+    };
+    assert!(error.to_string().contains("OrderPlaced of Order"), "{error}");
+}
+
+#[tokio::test]
+async fn a_failing_handler_says_what_becomes_of_the_event_and_nothing_of_its_payload() {
+    let failing = async |envelope: Envelope| Err::<(), Failure>(talkative(&envelope).into());
+    let handlers = Handlers::new("handlers").on("Order", "OrderPlaced", failing).unwrap();
+    let Outcome::Retry { error, after: None } = outcome(&handlers, placed()).await else {
+        panic!("it is no retry that counts");
+    };
+    assert!(error.contains("Talkative") && !error.contains(MARKER), "{error}");
+
+    let dead = async |_| Err(Failure::dead("an order without lines"));
+    let handlers = Handlers::new("handlers").on("Order", "OrderPlaced", dead).unwrap();
+    assert_eq!(outcome(&handlers, placed()).await, Outcome::dead("an order without lines"));
+}
+
+#[tokio::test]
+async fn every_subscriber_runs_and_their_refusals_are_joined() {
+    let ran = Arc::new(AtomicUsize::new(0));
+    let counts = {
+        let ran = Arc::clone(&ran);
+        move |_| {
+            ran.fetch_add(1, Ordering::Relaxed);
+            async { Ok(()) }
+        }
+    };
+    let bus = EventBus::new("bus")
+        .subscribe("stubborn", "OrderPlaced", async |_| Err(Failure::dead("never")))
+        .subscribe("panicking", "OrderPlaced", async |envelope: Envelope| {
+            panic!("{}", talkative(&envelope));
+        })
+        .subscribe("quick to panic", "OrderPlaced", |envelope: Envelope| {
+            assert!(envelope.event.payload().is_empty(), "{}", talkative(&envelope));
+            async { Ok(()) }
+        })
+        .subscribe("elsewhere", "OrderPaid", async |_| Err(Failure::dead("not asked")))
+        .subscribe_all("audit", counts);
+    let Outcome::Retry { error, after: None } = outcome(&bus, placed()).await else {
+        panic!("one of them may still take it");
+    };
+    assert_eq!(error, "stubborn: never; panicking: panicked; quick to panic: panicked");
+    assert_eq!(ran.load(Ordering::Relaxed), 1, "the others run all the same");
+}
+
+#[tokio::test]
+async fn an_event_is_dead_when_all_that_refused_it_always_will() {
+    let bus = EventBus::new("bus")
+        .subscribe("a", "OrderPlaced", async |_| Err(Failure::dead("never")))
+        .subscribe_all("b", async |_| Ok(()));
+    assert_eq!(outcome(&bus, placed()).await, Outcome::dead("a: never"));
+}
+
+#[tokio::test]
+async fn an_event_that_nobody_wants_comes_again() {
+    let bus = EventBus::new("bus").subscribe("a", "OrderPaid", async |_| Ok(()));
+    let nobody = Outcome::retry("nobody has subscribed to OrderPlaced");
+    assert_eq!(outcome(&bus, placed()).await, nobody);
+}
