@@ -6,6 +6,10 @@ use posthaste_core::{Error, Result, TableName, store::Store};
 
 use crate::Tables;
 
+/// How long a call waits for a connection before it fails as unavailable.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const ACQUIRE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// How to connect.
 #[derive(Debug, Clone)]
 pub struct Options {

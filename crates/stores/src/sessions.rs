@@ -18,16 +18,13 @@ use tokio::{
     time::timeout,
 };
 
-use crate::failure::failed;
+use crate::{connect::ACQUIRE_TIMEOUT, failure::failed};
 
 /// How old a connection grows: afterwards the server may have moved, or have forgotten the user.
 const MAX_AGE: Duration = Duration::from_mins(30);
 
 /// How long a connection is kept that nobody needs.
 const MAX_IDLE: Duration = Duration::from_mins(5);
-
-/// How long a call waits for one before it fails as unavailable.
-const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Connections out of a pool, lent one at a time to whoever asks. Cheap to clone.
 pub(crate) struct Sessions<DB: Database> {
@@ -76,7 +73,7 @@ where
 
     /// A connection, when one is free. Opens one if there is none.
     pub(crate) async fn take(&self, doing: &'static str) -> Result<Session<DB>> {
-        let permit = timeout(MAX_WAIT, Arc::clone(&self.permits).acquire_owned()).await;
+        let permit = timeout(ACQUIRE_TIMEOUT, Arc::clone(&self.permits).acquire_owned()).await;
         let Ok(Ok(permit)) = permit else {
             return Err(failed(doing)(sqlx::Error::PoolTimedOut));
         };

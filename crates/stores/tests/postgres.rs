@@ -224,6 +224,26 @@ async fn no_read_walks_over_what_was_sent() {
 }
 
 #[tokio::test]
+async fn a_hot_row_waits_for_a_delayed_event_of_its_key_only_once_that_is_due() {
+    let outbox = Outbox::new().await;
+    let delayed = outbox.commit(&[event("a")]).await[0];
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox
+        .execute(&mut connection, "update {events} set not_before = now() + interval '1 h'")
+        .await;
+    let hot = outbox.commit(&[event("a")]).await[0];
+    let previous = async || {
+        let rows = outbox.store.read_hot(&[hot], &Position::default()).await.unwrap();
+        rows[0].previous.clone()
+    };
+    assert_eq!(previous().await, Some(vec![]));
+    let due = "update {events} set not_before = now() where not_before is not null";
+    outbox.execute(&mut connection, due).await;
+    assert_eq!(previous().await, Some(vec![delayed]));
+    outbox.drop().await;
+}
+
+#[tokio::test]
 async fn a_search_for_expired_leases_does_not_walk_over_the_backlog() {
     let outbox = Outbox::new().await;
     outbox.fill_with_sent(20_000).await;

@@ -1,6 +1,6 @@
 //! An event bus in the same process: every subscriber of an event gets it, and can refuse it.
 
-use std::{panic::AssertUnwindSafe, pin::Pin};
+use std::panic::AssertUnwindSafe;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt, future::join_all};
@@ -9,10 +9,7 @@ use posthaste_core::{
     transport::{Outcome, Transport},
 };
 
-/// A subscriber's function as it is kept.
-type Receive = Box<
-    dyn Fn(Envelope) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync,
->;
+use crate::receiver::{Receiver, receiver};
 
 /// Gives each event to all its subscribers.
 ///
@@ -40,7 +37,7 @@ struct Subscriber {
     name: String,
     /// `None` wants every event.
     event_type: Option<String>,
-    receive: Receive,
+    receive: Receiver,
 }
 
 impl Subscriber {
@@ -73,7 +70,7 @@ impl EventBus {
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.add(name.into(), Some(event_type.type_name().into_owned()), receive);
+        self.add(name.into(), Some(event_type.type_name().into_owned()), receiver(receive));
         self
     }
 
@@ -86,19 +83,11 @@ impl EventBus {
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        self.add(name.into(), None, receive);
+        self.add(name.into(), None, receiver(receive));
         self
     }
 
-    fn add<F>(
-        &mut self,
-        name: String,
-        event_type: Option<String>,
-        receive: impl Fn(Envelope) -> F + Send + Sync + 'static,
-    ) where
-        F: Future<Output = Result<(), Failure>> + Send + 'static,
-    {
-        let receive: Receive = Box::new(move |envelope| Box::pin(receive(envelope)));
+    fn add(&mut self, name: String, event_type: Option<String>, receive: Receiver) {
         self.subscribers.push(Subscriber { name, event_type, receive });
     }
 

@@ -1,6 +1,6 @@
 //! Handlers in the same process: exactly one for each (aggregate type, event type).
 
-use std::{collections::HashMap, pin::Pin};
+use std::collections::HashMap;
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -8,10 +8,7 @@ use posthaste_core::{
     transport::{Outcome, Transport},
 };
 
-/// A handler as it is kept.
-type Handler = Box<
-    dyn Fn(Envelope) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync,
->;
+use crate::receiver::{Receiver, receiver};
 
 /// Hands each event to the one handler of its aggregate type and event type.
 ///
@@ -32,7 +29,7 @@ type Handler = Box<
 /// ```
 pub struct Handlers {
     name: String,
-    handlers: HashMap<(String, String), Handler>,
+    handlers: HashMap<(String, String), Receiver>,
 }
 
 impl Handlers {
@@ -60,7 +57,7 @@ impl Handlers {
                 "{event_type} of {aggregate_type} has a handler already; one event has exactly one"
             )));
         }
-        self.handlers.insert(of, Box::new(move |envelope| Box::pin(handler(envelope))));
+        self.handlers.insert(of, receiver(handler));
         Ok(self)
     }
 

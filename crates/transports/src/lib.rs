@@ -2,6 +2,9 @@
 //! struct that holds the connection, `new` or `connect`, and the contract of
 //! [`Transport`](posthaste_core::transport::Transport).
 
+#[cfg(any(feature = "bus", feature = "handlers"))]
+mod receiver;
+
 #[cfg(feature = "bus")]
 pub mod bus;
 

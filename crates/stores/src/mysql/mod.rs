@@ -45,10 +45,11 @@ use sqlx::{
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
-use crate::{Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed};
-
-/// How long a call waits for a connection before it fails as unavailable.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::{
+    Dialect, Enqueued, Options, Tables,
+    connect::{ACQUIRE_TIMEOUT, open_pool},
+    failure::failed,
+};
 
 /// Makes the server end a transaction whose client has fallen silent. It has locked leases, and a
 /// takeover passes over locked ones: a relay that is paused inside would keep them for ever. MySQL

@@ -42,15 +42,15 @@ use sqlx::{
 };
 
 use crate::{
-    Dialect, Enqueued, Options, Tables, connect::open_pool, failure::failed, sessions::Sessions,
+    Dialect, Enqueued, Options, Tables,
+    connect::{ACQUIRE_TIMEOUT, open_pool},
+    failure::failed,
+    sessions::Sessions,
 };
 
 /// Our statements have one good plan each, whatever their values are. Left to itself the server plans
 /// the longer ones anew with every call, which takes longer than running them.
 const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
-
-/// How long a call waits for a connection before it fails as unavailable.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -115,10 +115,13 @@ impl PostgresStore {
 
     /// A transaction that the server ends when its client falls silent. It has locked leases, and a
     /// takeover passes over locked ones: a relay that is paused inside would keep them for ever.
-    async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Postgres>> {
+    async fn begin<'c>(
+        connection: &'c mut PgConnection,
+        doing: &'static str,
+    ) -> Result<Transaction<'c, Postgres>> {
         const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'";
 
-        self.pool.begin_with(BEGIN).await.map_err(failed(doing))
+        connection.begin_with(BEGIN).await.map_err(failed(doing))
     }
 
     /// Whether these are all the shards there are, as far as is known.

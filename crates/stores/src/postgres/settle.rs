@@ -163,6 +163,33 @@ macro_rules! held {
     };
 }
 
+/// Which events of `$4` may be written: with `$6` all of them or none.
+macro_rules! allowed {
+    () => {
+        concat!(
+            "e.sequence = any($4) and case when $6 then ",
+            all_held!(),
+            " else e.shard = any(",
+            held!(),
+            ") end and ",
+            unsettled!()
+        )
+    };
+}
+
+/// The answer. With `$5` the transaction does not wait for the disk.
+macro_rules! held_now {
+    () => {
+        concat!(
+            "select case when ",
+            all_held!(),
+            " then $2 else ",
+            held!(),
+            " end, case when $5 then set_config('synchronous_commit', 'off', true) end"
+        )
+    };
+}
+
 /// The outcomes `t` that an update of `e` writes, as far as there is a right to it. All kinds take
 /// the same values; not all use the relay's name.
 macro_rules! given {
@@ -197,20 +224,21 @@ impl PostgresStore {
         outcomes: &Outcomes<'_>,
         keep_sent: bool,
     ) -> Result<Vec<i32>> {
+        let mut session = self.sessions.take("settling").await?;
         if outcomes.only_sent() {
-            let mut session = self.sessions.take("settling").await?;
             let lease =
                 self.sent_under_lease(&mut session, owner, held, outcomes, keep_sent, true).await?;
             session.done();
             return Ok(lease);
         }
-        let mut transaction = self.begin("settling").await?;
+        let mut transaction = Self::begin(&mut session, "settling").await?;
         let lease = self
             .sent_under_lease(&mut transaction, owner, held, outcomes, keep_sent, false)
             .await?;
         let right = Right { lease: Some(&lease), token: None, relay: owner };
         self.others(&mut transaction, right, outcomes).await?;
         transaction.commit().await.map_err(failed("settling"))?;
+        session.done();
         Ok(lease)
     }
 
@@ -229,32 +257,18 @@ impl PostgresStore {
                 update {events} e
                 set sent_at = clock_timestamp(), not_before = null, wait = null, lane = null,
                     locked_by = null, locked_until = null
-                where e.sequence = any($4)
-                  and case when $6 then ",
-            all_held!(),
-            " else e.shard = any(",
-            held!(),
-            ") end and ",
-            unsettled!(),
+                where ",
+            allowed!(),
             ")
-            select case when ",
-            all_held!(),
-            " then $2 else ",
-            held!(),
-            " end,
-                   case when $5 then set_config('synchronous_commit', 'off', true) end"
+            ",
+            held_now!()
         );
         const DELETE: &str = concat!(
             lease!(),
             ", done as (
                 delete from {events} e
-                where e.sequence = any($4)
-                  and case when $6 then ",
-            all_held!(),
-            " else e.shard = any(",
-            held!(),
-            ") end and ",
-            unsettled!(),
+                where ",
+            allowed!(),
             "
                 returning e.sequence, e.attempts, e.replay
             ),
@@ -263,12 +277,8 @@ impl PostgresStore {
                     select sequence from done where attempts > 0 or replay > 0
                 ))
             )
-            select case when ",
-            all_held!(),
-            " then $2 else ",
-            held!(),
-            " end,
-                   case when $5 then set_config('synchronous_commit', 'off', true) end"
+            ",
+            held_now!()
         );
 
         let mut held = held.to_vec();
@@ -306,19 +316,20 @@ impl PostgresStore {
         outcomes: &Outcomes<'_>,
         keep_sent: bool,
     ) -> Result<HashSet<i64>> {
+        let mut session = self.sessions.take("settling").await?;
         if outcomes.only_sent() {
-            let mut session = self.sessions.take("settling").await?;
             let sent =
                 self.sent_under_token(&mut session, lease, outcomes, keep_sent, true).await?;
             session.done();
             return Ok(sent.into_iter().collect());
         }
-        let mut transaction = self.begin("settling").await?;
+        let mut transaction = Self::begin(&mut session, "settling").await?;
         let sent =
             self.sent_under_token(&mut transaction, lease, outcomes, keep_sent, false).await?;
         let right = Right { lease: None, token: Some(&lease.token), relay: owner_of(&lease.token) };
         let mut written = self.others(&mut transaction, right, outcomes).await?;
         transaction.commit().await.map_err(failed("settling"))?;
+        session.done();
         written.extend(sent);
         Ok(written)
     }

@@ -10,8 +10,8 @@ use posthaste_core::{
 };
 use sqlx::postgres::{PgListener, PgPoolOptions};
 
-use super::{ACQUIRE_TIMEOUT, PostgresStore, connect_options};
-use crate::failure::failed;
+use super::{PostgresStore, connect_options};
+use crate::{connect::ACQUIRE_TIMEOUT, failure::failed};
 
 /// Longest name of a channel that PostgreSQL takes.
 const MAX_CHANNEL: usize = 63;

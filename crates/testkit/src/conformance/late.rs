@@ -73,6 +73,14 @@ pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<D
     slow.commit().await.unwrap();
     let next = outbox.enqueue_one(&event("slow")).await.sequence;
 
+    let full = outbox.store.read_on(&shards, &first.position, 1, 1).await.unwrap();
+    assert_eq!(full.rows[0].sequence, low[0], "what came late comes first");
+    if full.position == first.position {
+        assert!(!full.caught_up, "the cursor stays, and there is more");
+    } else {
+        // A store may take more than it was asked to, but must not pass what it left behind.
+        assert_eq!(sequences(&full.rows), [low[0], low[1], next]);
+    }
     let step = outbox.store.read_on(&shards, &first.position, 10, 1000).await.unwrap();
     assert_eq!(sequences(&step.rows), [low[0], low[1], next]);
     assert!(step.caught_up);
