@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use posthaste_core::{
     Error, ErrorKind, Result,
     clock::Clock,
@@ -105,7 +106,9 @@ pub(crate) struct Driver {
     pub(crate) acquiring: bool,
     pub(crate) acquired_once: bool,
     pub(crate) handing_over: bool,
-    pub(crate) hot_reads: usize,
+    /// Reads of the hot path. Polled by the driver itself: a task of their own would be two more
+    /// switches between the commit and the transport.
+    pub(crate) hot_reads: FuturesUnordered<BoxFuture<'static, Done>>,
     pub(crate) claims: u64,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
     pub(crate) expired: Option<i64>,
@@ -174,7 +177,7 @@ impl Driver {
             acquiring: false,
             acquired_once: false,
             handing_over: false,
-            hot_reads: 0,
+            hot_reads: FuturesUnordered::new(),
             claims: 0,
             expired: None,
             reconciling: false,
@@ -202,23 +205,22 @@ impl Driver {
                 return Ok(());
             }
             let timer = tokio::time::sleep(self.until_timer());
-            let takes_hot = self.stopping.is_none() && self.hot_reads < 4;
+            let takes_hot = self.stopping.is_none() && self.hot_reads.len() < 4;
             tokio::select! {
                 biased;
+                Some(done) = self.hot_reads.next(), if !self.hot_reads.is_empty() => {
+                    self.receive(Ok(done))?;
+                    self.dispatch(self.clock.now());
+                    tokio::task::yield_now().await;
+                }
                 Some(done) = self.tasks.join_next(), if !self.tasks.is_empty() => {
-                    let hot = matches!(done, Ok(Done::Hot { .. } | Done::HotClaimed { .. }));
                     self.receive(done)?;
-                    if hot {
-                        self.dispatch(self.clock.now());
-                        tokio::task::yield_now().await;
-                    }
                     while let Some(done) = self.tasks.try_join_next() {
                         self.receive(done)?;
                     }
                 }
                 Some(events) = self.wires.hot.recv(), if takes_hot => {
                     self.hot(events);
-                    tokio::task::yield_now().await;
                 }
                 () = self.wires.wake.notified(), if self.stopping.is_none() => self.source.wake(),
                 changed = self.wires.stop.changed(), if self.stopping.is_none() => {
@@ -288,7 +290,6 @@ impl Driver {
             }
             Done::Claimed { claim, next, rows } => self.claimed(&claim, &next, rows, now),
             Done::Hot { read, rows } => {
-                self.hot_reads -= 1;
                 match rows {
                     Ok(rows) => self.offer_hot(rows),
                     Err(error) => {
@@ -299,22 +300,19 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::HotClaimed { claim, rows } => {
-                self.hot_reads -= 1;
-                match rows {
-                    Ok(rows) => {
-                        self.lanes.stats.hot_enqueued += rows.len() as u64;
-                        for row in rows {
-                            self.lanes.offer(row, Origin::Hot, Some(&claim));
-                        }
-                    }
-                    Err(error) => {
-                        self.lanes.stats.database_errors += 1;
-                        tracing::debug!(%error, "hot claim failed; left to the poller");
-                        self.source.wake();
+            Done::HotClaimed { claim, rows } => match rows {
+                Ok(rows) => {
+                    self.lanes.stats.hot_enqueued += rows.len() as u64;
+                    for row in rows {
+                        self.lanes.offer(row, Origin::Hot, Some(&claim));
                     }
                 }
-            }
+                Err(error) => {
+                    self.lanes.stats.database_errors += 1;
+                    tracing::debug!(%error, "hot claim failed; left to the poller");
+                    self.source.wake();
+                }
+            },
             Done::Released { read, lane, rows } => {
                 self.lanes.released(lane, rows);
                 self.lanes.read_merged(read);

@@ -87,14 +87,13 @@ impl Driver {
         if fits == 0 {
             return;
         }
-        self.hot_reads += 1;
         let sequences: Vec<i64> = ours[..fits].iter().map(|e| e.sequence).collect();
         let read = self.lanes.read_began();
         let store = Arc::clone(&self.store);
         let from = self.source.position().clone();
-        self.tasks.spawn(async move {
+        self.hot_reads.push(Box::pin(async move {
             Done::Hot { read, rows: store.read_hot(&sequences, &from).await }
-        });
+        }));
     }
 
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in

@@ -87,13 +87,12 @@ impl Driver {
         if sequences.is_empty() {
             return;
         }
-        self.hot_reads += 1;
         let claim = self.next_claim();
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
-        self.tasks.spawn(async move {
+        self.hot_reads.push(Box::pin(async move {
             let rows = store.claim_hot(&relay, &claim, &sequences).await;
             Done::HotClaimed { claim, rows }
-        });
+        }));
     }
 
     pub(crate) fn next_claim(&mut self) -> Arc<RowLease> {

@@ -52,6 +52,7 @@ impl Driver {
     pub(crate) async fn finish(mut self) -> Stats {
         let mark = self.mark();
         self.tasks.abort_all();
+        self.hot_reads.clear();
         let held = self.shards.held();
         let relay = self.shards.relay.clone();
         let end = async {

@@ -16,7 +16,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Subcommand)]
 pub(super) enum What {
-    /// How fast a backlog goes out, beside SQL written by hand that reads and marks as much
+    /// How fast a backlog goes out, beside the same statements without a relay
     Drain(DrainArgs),
     /// How long an event takes from commit to transport, beside a bare LISTEN round trip
     Latency(LatencyArgs),

@@ -2,7 +2,7 @@
 //!
 //! | way | who commits | who tells the relay |
 //! | --- | --- | --- |
-//! | `hot` | our transaction, in the relay's process | the hot path |
+//! | `hot` | a plain transaction, in the relay's process | the writer, over the hot path |
 //! | `notify` | our transaction, without a hot path, as in another process | NOTIFY, or the file's change |
 //! | `poll` | a plain transaction of the driver's | nobody: the relay polls |
 
@@ -15,11 +15,12 @@ use std::{
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Error, ErrorKind, Event, Outbox, Result,
-    relay::Relay,
+    relay::{Committed, HotPath, Relay},
     store::RelayOrdering,
     transport::{Acceptance, Capabilities, Outcome, Transport},
 };
 use serde::Serialize;
+use sqlx::Connection;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::{
@@ -149,11 +150,12 @@ async fn measure<DB: Target>(
     let relay = Relay::new(store, transport, ground.config(false))?;
     relay.start().await?;
     relayed::wait(&relay, |stats| stats.delivered >= HISTORY && stats.idle).await?;
-    let mut outbox = Outbox::<DB>::new(ground.tables.name().clone());
-    if way == Way::Hot {
-        outbox = outbox.with_hot_path(relay.hot_path());
-    }
-    let committed = write(ground, &outbox, way, events + WARM_UP, pause).await?;
+    let writer = Writer {
+        outbox: Outbox::<DB>::new(ground.tables.name().clone()),
+        hot: (way == Way::Hot).then(|| relay.hot_path()),
+        notifies: way == Way::Notify,
+    };
+    let committed = writer.write(ground, events + WARM_UP, pause).await?;
     let arrived = arrivals.all(committed.len() + HISTORY as usize).await?;
     let stats = relay.stop().await?;
     let times: Vec<Duration> = committed[WARM_UP as usize..]
@@ -163,42 +165,62 @@ async fn measure<DB: Target>(
     Ok((Percentiles::of(&times), stats.hot_enqueued))
 }
 
-/// Commits events at the rate. Gives their sequences, and when each commit had returned.
-async fn write<DB: Target>(
-    ground: &Ground<DB>,
-    outbox: &Outbox<DB>,
-    way: Way,
-    events: u64,
-    pause: Duration,
-) -> Result<Vec<(i64, Instant)>> {
-    // The second connection is for notifications.
-    let pool = ground.pool(2).await?;
-    let mut committed = Vec::with_capacity(events as usize);
-    let mut ticks = interval(pause);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for number in 0..events {
-        ticks.tick().await;
-        let event = Event::builder("OrderPlaced")
-            .aggregate("Order", number % ground.content.keys)
-            .bytes("application/json", ground.content.payload.clone());
-        let event = match ground.ordering {
-            RelayOrdering::None => event.unordered().build()?,
-            RelayOrdering::PerKey | RelayOrdering::Global => event.build()?,
-        };
-        let sequence = if way == Way::Poll {
-            let mut transaction = pool.begin().await.map_err(failed("beginning"))?;
-            let enqueued = outbox.enqueue(&mut transaction, event).await?;
-            transaction.commit().await.map_err(failed("committing"))?;
-            enqueued.sequence
-        } else {
-            let mut transaction = outbox.begin(&pool).await?;
-            let enqueued = outbox.enqueue(&mut transaction, event).await?;
-            transaction.commit().await?;
-            enqueued.sequence
-        };
-        committed.push((sequence, Instant::now()));
+/// The service's side.
+struct Writer<DB: Target> {
+    outbox: Outbox<DB>,
+    hot: Option<HotPath>,
+    notifies: bool,
+}
+
+impl<DB: Target> Writer<DB> {
+    /// Commits events at the rate. Gives their sequences, and when each commit had returned.
+    async fn write(
+        &self,
+        ground: &Ground<DB>,
+        events: u64,
+        pause: Duration,
+    ) -> Result<Vec<(i64, Instant)>> {
+        // One is the writer's own, one for notifications.
+        let pool = ground.pool(3).await?;
+        // A connection of its own, as the one that sends the bare notifications: a pool asks the
+        // server whether a connection that comes back is alive, just when the relay reads.
+        let mut connection = pool.acquire().await.map_err(failed("connecting"))?;
+        let mut committed = Vec::with_capacity(events as usize);
+        let mut ticks = interval(pause);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for number in 0..events {
+            ticks.tick().await;
+            let event = event(ground, number)?;
+            let done = if self.notifies {
+                let mut transaction = self.outbox.begin(&pool).await?;
+                let enqueued = self.outbox.enqueue(&mut transaction, event).await?;
+                transaction.commit().await?;
+                (enqueued.sequence, Instant::now())
+            } else {
+                let mut transaction = connection.begin().await.map_err(failed("beginning"))?;
+                let enqueued = self.outbox.enqueue(&mut transaction, event.clone()).await?;
+                let news = Committed::new(&event, enqueued.sequence);
+                transaction.commit().await.map_err(failed("committing"))?;
+                let at = Instant::now();
+                if let Some(hot) = &self.hot {
+                    hot.committed(vec![news]);
+                }
+                (enqueued.sequence, at)
+            };
+            committed.push(done);
+        }
+        Ok(committed)
     }
-    Ok(committed)
+}
+
+fn event<DB: Target>(ground: &Ground<DB>, number: u64) -> Result<Event> {
+    let event = Event::builder("OrderPlaced")
+        .aggregate("Order", number % ground.content.keys)
+        .bytes("application/json", ground.content.payload.clone());
+    match ground.ordering {
+        RelayOrdering::None => event.unordered().build(),
+        RelayOrdering::PerKey | RelayOrdering::Global => event.build(),
+    }
 }
 
 /// Acknowledges at once and notes when each event came.

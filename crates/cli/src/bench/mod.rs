@@ -6,7 +6,7 @@
 //!
 //! | bench | question | baseline |
 //! | --- | --- | --- |
-//! | `drain` | how fast does a backlog go out? | SQL written by hand that reads and marks as much |
+//! | `drain` | how fast does a backlog go out? | the same statements without a relay |
 //! | `latency` | how long from commit to transport? | a bare LISTEN round trip |
 //! | `enqueue` | what does an event cost a business transaction? | the same insert written by hand |
 //! | `growth` | does a large backlog go out as fast as a small one? | the small one |
