@@ -19,11 +19,19 @@ pub struct Envelope {
     pub replay: u32,
     /// When it was written, by the database's clock.
     pub created_at: Timestamp,
+    /// The topic that its route gave it, see [`topic`](Self::topic).
+    pub topic: Option<String>,
     /// What was enqueued.
     pub event: Event,
 }
 
 impl Envelope {
+    /// Where it goes at its destination: the topic of its route, or its own, or its aggregate
+    /// type.
+    pub fn topic(&self) -> &str {
+        self.topic.as_deref().or(self.event.topic()).unwrap_or(self.event.aggregate_type())
+    }
+
     /// The id by which a broker drops repeats. A replay carries its number, or the broker would
     /// drop what an operator asked to send again.
     pub fn deduplication_id(&self) -> String {
@@ -111,6 +119,7 @@ impl StoredRow {
             attempts: self.attempts.max(0) as u32,
             replay: self.replay.max(0) as u32,
             created_at: time("created_at", self.created_at)?,
+            topic: None,
             event: Event {
                 id: self.event_id.ok_or("column event_id is not a UUID")?,
                 event_type: self.event_type,

@@ -27,6 +27,8 @@ pub mod transport;
 
 pub mod failure;
 
+pub mod secret;
+
 pub mod backoff;
 
 pub mod clock;
@@ -41,6 +43,7 @@ pub use crate::{
     key::Key,
     limits::Limits,
     name::{GLOBAL, TypeName},
+    secret::Secret,
     status::Status,
     table::TableName,
 };

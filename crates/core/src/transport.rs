@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::Envelope;
+use crate::{Envelope, Result};
 
 /// A destination.
 ///
@@ -29,6 +29,12 @@ pub trait Transport: Send + Sync + 'static {
     /// What it can do; the relay uses it as declared.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
+    }
+
+    /// Connects, publishes nothing, and says in a sentence what it found. A destination in the
+    /// same process has nothing to say.
+    async fn check(&self) -> Result<String> {
+        Ok(format!("{} is in this process", self.name()))
     }
 
     /// Publishes a batch and answers per event.
@@ -105,6 +111,11 @@ impl Outcome {
     /// A failure that may pass.
     pub fn retry(error: impl Into<String>) -> Self {
         Self::Retry { error: error.into(), after: None }
+    }
+
+    /// The destination takes nothing for now.
+    pub fn unavailable(error: impl Into<String>) -> Self {
+        Self::Unavailable { error: error.into(), after: None }
     }
 
     /// A failure that will not pass.

@@ -2,6 +2,17 @@
 //! struct that holds the connection, `new` or `connect`, and the contract of
 //! [`Transport`](posthaste_core::transport::Transport).
 
+#[cfg(feature = "wire")]
+pub mod message;
+
+#[cfg(feature = "wire")]
+pub mod url;
+
+// Not every destination beyond this process needs it: some clients reconnect by themselves.
+#[cfg(feature = "wire")]
+#[allow(dead_code, reason = "each destination that needs it is a feature")]
+mod connection;
+
 #[cfg(any(feature = "bus", feature = "handlers"))]
 mod receiver;
 

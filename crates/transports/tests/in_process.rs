@@ -24,6 +24,7 @@ fn placed() -> Envelope {
 
 fn envelope(event: EventBuilder) -> Envelope {
     Envelope {
+        topic: None,
         sequence: 1,
         attempts: 0,
         replay: 0,

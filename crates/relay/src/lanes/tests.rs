@@ -29,6 +29,7 @@ fn rules(on_dead: OnDead, global: bool) -> Rules {
 
 fn envelope(sequence: i64, key: u8) -> Envelope {
     Envelope {
+        topic: None,
         sequence,
         attempts: 0,
         replay: 0,

@@ -1,0 +1,103 @@
+//! One connection that all publishes share, made when the first needs it and again after it broke.
+//!
+//! Whoever comes while a connection is being made waits for it. After a failure the next try waits,
+//! longer each time; whoever comes before gets the last error at once, so that an outage costs
+//! neither time nor a storm of connections.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Mutex;
+
+/// Pause after the first failure; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest pause between tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Connection<C> {
+    state: Mutex<State<C>>,
+    timeout: Duration,
+}
+
+struct State<C> {
+    live: Option<Arc<C>>,
+    failures: u32,
+    failed: Option<(Instant, String)>,
+}
+
+impl<C> Connection<C> {
+    /// Not connected yet. A connection that takes longer than `timeout` has failed.
+    pub(crate) fn new(timeout: Duration) -> Self {
+        let state = State { live: None, failures: 0, failed: None };
+        Self { state: Mutex::new(state), timeout }
+    }
+
+    /// The connection, made by `connect` when there is none. The error says what is wrong without
+    /// a word of the configuration's secrets.
+    pub(crate) async fn get(
+        &self,
+        connect: impl AsyncFnOnce() -> Result<C, String>,
+    ) -> Result<Arc<C>, String> {
+        let mut state = self.state.lock().await;
+        if let Some(live) = &state.live {
+            return Ok(Arc::clone(live));
+        }
+        if let Some((at, error)) = &state.failed {
+            let pause = (FIRST_PAUSE * 2u32.saturating_pow(state.failures - 1)).min(LONGEST_PAUSE);
+            if at.elapsed() < pause {
+                return Err(error.clone());
+            }
+        }
+        let connected = match tokio::time::timeout(self.timeout, connect()).await {
+            Ok(connected) => connected,
+            Err(_) => Err(format!("no connection within {:?}", self.timeout)),
+        };
+        match connected {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                *state = State { live: Some(Arc::clone(&connection)), failures: 0, failed: None };
+                Ok(connection)
+            }
+            Err(error) => {
+                state.failures = (state.failures + 1).min(16);
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// This connection is broken: the next publish makes another one.
+    pub(crate) async fn lost(&self, broken: &Arc<C>) {
+        let mut state = self.state.lock().await;
+        if state.live.as_ref().is_some_and(|live| Arc::ptr_eq(live, broken)) {
+            state.live = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_broken_connection_is_replaced_once() {
+        let connection = Connection::new(Duration::from_secs(5));
+        let first = connection.get(async || Ok(1)).await.unwrap();
+        connection.lost(&first).await;
+        let second = connection.get(async || Ok(2)).await.unwrap();
+        connection.lost(&first).await;
+        let third = connection.get(async || Ok(3)).await.unwrap();
+        assert_eq!((*second, *third), (2, 2), "the second was not the broken one");
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_remembered_for_a_while() {
+        let connection = Connection::<u8>::new(Duration::from_secs(5));
+        let refused = async || Err("refused".to_owned());
+        assert_eq!(connection.get(refused).await.unwrap_err(), "refused");
+        assert_eq!(connection.get(async || Ok(1)).await.unwrap_err(), "refused");
+    }
+}
