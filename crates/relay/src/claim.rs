@@ -213,6 +213,7 @@ impl Driver {
     pub(crate) fn mark(&self) -> Position {
         let position = self.source.position();
         let sequence = self.lanes.mark(position.sequence);
+        let sequence = self.source.behind_mark().map_or(sequence, |behind| sequence.min(behind));
         let stopping = self.stopping.as_ref().map(|stopping| &stopping.mark);
         match stopping.or_else(|| self.shards.hand_over_mark()) {
             Some(mark) => Position { sequence: sequence.min(mark.sequence), ..mark.clone() },
@@ -237,7 +238,7 @@ impl Driver {
         }
         self.lanes.lose_shards(lost);
         if self.shards.is_empty() {
-            self.source.reset();
+            self.reset_source();
         }
         self.tick_now = true;
     }

@@ -14,11 +14,16 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver},
+    intercept::{self, Interceptor},
     settle::SETTLE_BATCHES,
 };
 
 /// Publishes a batch and gives exactly one outcome per event, whatever the transport does.
-async fn guarded(transport: &dyn Transport, batch: &[Envelope], timeout: Duration) -> Vec<Outcome> {
+pub(crate) async fn guarded(
+    transport: &dyn Transport,
+    batch: &[Envelope],
+    timeout: Duration,
+) -> Vec<Outcome> {
     let publish = AssertUnwindSafe(transport.publish(batch)).catch_unwind();
     let failure = match tokio::time::timeout(timeout, publish).await {
         Ok(Ok(outcomes)) if outcomes.len() == batch.len() => return outcomes,
@@ -47,24 +52,48 @@ impl Driver {
             return;
         }
         let reserved = if self.by_rows() { i64::MAX } else { self.reserved };
-        while self.publishing < self.config.concurrency
-            && self.lanes.unsettled() < SETTLE_BATCHES * self.config.batch
-        {
-            let (batch, need_reserve) = self.lanes.next_batch(self.max_batch, reserved);
-            self.tick_now |= need_reserve;
-            if batch.is_empty() {
-                break;
+        for destination in 0..self.lanes.destinations() {
+            while self.lanes.unsettled() < SETTLE_BATCHES * self.config.batch {
+                let outlet = self.outlets.get_mut(usize::from(destination));
+                // What has no outlet is not handed to anybody: it dies, or it is long settled.
+                let room = outlet.map_or(self.config.batch, |outlet| outlet.room(now));
+                if room == 0 {
+                    break;
+                }
+                let (batch, need_reserve) = self.lanes.next_batch(destination, room, reserved);
+                self.tick_now |= need_reserve;
+                if batch.is_empty() {
+                    break;
+                }
+                let Some(outlet) = self.outlets.get_mut(usize::from(destination)) else {
+                    break;
+                };
+                outlet.published(batch.len());
+                let transport = Arc::clone(&outlet.transport);
+                let timeout = self.config.dispatch_timeout;
+                let interceptors = Arc::clone(&self.interceptors);
+                self.tasks.spawn(async move {
+                    let outcomes = publish(&*transport, &interceptors, batch, timeout).await;
+                    Done::Published { destination, outcomes }
+                });
             }
-            self.publishing += 1;
-            let transport = Arc::clone(&self.transport);
-            let timeout = self.config.dispatch_timeout;
-            self.tasks.spawn(async move { publish(&*transport, batch, timeout).await });
         }
+        self.lanes.judge_all(now);
     }
 }
 
-async fn publish(transport: &dyn Transport, batch: Vec<Envelope>, timeout: Duration) -> Done {
-    let outcomes = guarded(transport, &batch, timeout).await;
-    let sequences = batch.iter().map(|envelope| envelope.sequence);
-    Done::Published { outcomes: sequences.zip(outcomes).collect() }
+/// One publish with everything around it. Gives one outcome per event.
+async fn publish(
+    transport: &dyn Transport,
+    interceptors: &[Arc<dyn Interceptor>],
+    batch: Vec<Envelope>,
+    timeout: Duration,
+) -> Vec<(i64, Outcome)> {
+    let sequences: Vec<i64> = batch.iter().map(|envelope| envelope.sequence).collect();
+    let outcomes = if interceptors.is_empty() {
+        guarded(transport, &batch, timeout).await
+    } else {
+        intercept::around(transport, interceptors, batch, timeout).await
+    };
+    sequences.into_iter().zip(outcomes).collect()
 }

@@ -13,13 +13,13 @@ use std::{
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use posthaste_core::{
-    Error, ErrorKind, Result,
+    Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
         Blocked, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity, RelayOrdering,
         RowLease, SettleReport, Store,
     },
-    transport::{Outcome, Transport},
+    transport::{Acceptance, Outcome},
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -30,8 +30,11 @@ use uuid::Uuid;
 use crate::{
     Committed, Config, Stats,
     claim::{Acquired, Tick},
+    destination::{Destination, Outlet},
     hot::HotPath,
-    lanes::{LaneId, Lanes, Origin, Rules},
+    intercept::Interceptor,
+    lanes::{DestinationRules, LaneId, Lanes, Origin, Routing, Rules},
+    route::Routes,
     settle::Batch,
     shards::Shards,
     source::{NextRead, Source},
@@ -49,7 +52,8 @@ pub(crate) enum Done {
     Hot { read: u64, rows: Result<Vec<HotRow>> },
     HotClaimed { claim: Arc<RowLease>, rows: Result<Vec<Fetched>> },
     Released { read: u64, lane: LaneId, rows: Option<Vec<Fetched>> },
-    Published { outcomes: Vec<(i64, Outcome)> },
+    Published { destination: u16, outcomes: Vec<(i64, Outcome)> },
+    Behind { read: u64, destination: u16, generation: u64, page: Result<Page> },
     Settled { batch: Batch, report: Result<SettleReport> },
     Tick { tick: Result<Tick>, reserved: i64 },
     Acquired { asked_at: Instant, acquired: Result<Acquired> },
@@ -62,7 +66,9 @@ pub(crate) enum Done {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) destinations: Vec<Destination>,
+    pub(crate) routes: Option<Arc<Routes>>,
+    pub(crate) interceptors: Arc<[Arc<dyn Interceptor>]>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
 }
@@ -78,7 +84,8 @@ pub(crate) struct Wires {
 
 pub(crate) struct Driver {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) outlets: Vec<Outlet>,
+    pub(crate) interceptors: Arc<[Arc<dyn Interceptor>]>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
     pub(crate) wires: Wires,
@@ -87,9 +94,9 @@ pub(crate) struct Driver {
     pub(crate) lanes: Lanes,
     pub(crate) source: Source,
     pub(crate) shards: Shards,
-    pub(crate) max_batch: usize,
     pub(crate) keep_sent: bool,
-    pub(crate) publishing: usize,
+    /// When a breaker lets the next event through, if one waits.
+    pub(crate) probe_at: Option<Instant>,
     pub(crate) settling: bool,
     /// A settle that failed, to be repeated before any other.
     pub(crate) unwritten: Option<Batch>,
@@ -119,6 +126,14 @@ pub(crate) struct Driver {
     pub(crate) stopping: Option<Stopping>,
 }
 
+fn rules_of(destination: &Destination) -> DestinationRules {
+    let together = match destination.transport.capabilities().acceptance {
+        Acceptance::Any => false,
+        Acceptance::Prefix | Acceptance::Atomic => true,
+    };
+    DestinationRules { name: destination.name().to_owned(), together }
+}
+
 /// A graceful stop under way.
 pub(crate) struct Stopping {
     pub(crate) until: Instant,
@@ -128,7 +143,7 @@ pub(crate) struct Stopping {
 
 impl Driver {
     pub(crate) fn new(parts: Parts, total: u16, wires: Wires, once: bool) -> Self {
-        let Parts { store, transport, clock, config } = parts;
+        let Parts { store, destinations, routes, interceptors, clock, config } = parts;
         let identity = Identity {
             name: config.name.clone(),
             instance: Uuid::now_v7(),
@@ -145,25 +160,33 @@ impl Driver {
                 let (backoff, random) = (config.backoff.clone(), Arc::clone(&config.random));
                 Box::new(move |failures| backoff.wait(failures, &random))
             },
-            destinations: vec![transport.name().to_owned()],
+            destinations: destinations.iter().map(rules_of).collect(),
+            route: routes.map(|routes| {
+                Box::new(move |envelope: &Envelope| routes.find(envelope)) as Routing
+            }),
+            cold_queue: config.cold_queue,
         };
+        let outlets = destinations
+            .iter()
+            .map(|destination| destination.outlet(config.concurrency, config.batch, now))
+            .collect();
         let mut lanes = Lanes::new(rules);
         lanes.stats.shards = total;
         Self {
-            max_batch: transport.capabilities().max_batch.clamp(1, config.batch),
             keep_sent: !config.retention.sent.is_zero(),
             lanes,
             source: Source::new(&config, now),
             shards: Shards::new(identity, total, config.margin()),
             rows_until: now + config.lease,
             store,
-            transport,
+            outlets,
+            interceptors,
             clock,
             config,
             wires,
             once,
             tasks: JoinSet::new(),
-            publishing: 0,
+            probe_at: None,
             settling: false,
             unwritten: None,
             resting: false,
@@ -241,8 +264,10 @@ impl Driver {
     pub(crate) fn pump(&mut self) {
         let now = self.clock.now();
         self.drop_expired(now);
+        self.probe_at = self.lanes.wake_breakers(now);
         self.settle();
         self.dispatch(now);
+        self.fall_behind();
         self.release();
         self.settle();
         if self.stopping.is_none() {
@@ -304,7 +329,7 @@ impl Driver {
                 Ok(rows) => {
                     self.lanes.stats.hot_enqueued += rows.len() as u64;
                     for row in rows {
-                        self.lanes.offer(row, Origin::Hot, Some(&claim));
+                        self.lanes.offer(row, Origin::Hot, Some(&claim), now);
                     }
                 }
                 Err(error) => {
@@ -313,15 +338,20 @@ impl Driver {
                     self.source.wake();
                 }
             },
-            Done::Released { read, lane, rows } => {
-                self.lanes.released(lane, rows);
+            Done::Behind { read, destination, generation, page } => {
+                self.read_behind(destination, generation, page, now);
                 self.lanes.read_merged(read);
             }
-            Done::Published { outcomes } => {
-                self.publishing -= 1;
-                for (sequence, outcome) in outcomes {
-                    self.lanes.outcome(sequence, outcome);
+            Done::Released { read, lane, rows } => {
+                self.lanes.released(lane, rows, now);
+                self.lanes.read_merged(read);
+            }
+            Done::Published { destination, outcomes } => {
+                if let Some(outlet) = self.outlets.get_mut(usize::from(destination)) {
+                    outlet.publishing -= 1;
                 }
+                self.lanes.published(outcomes, now);
+                self.fall_behind();
             }
             Done::Settled { batch, report } => self.settled(batch, report),
             Done::Tick { tick, reserved } => self.ticked(tick, reserved, now)?,
@@ -334,7 +364,7 @@ impl Driver {
                         self.shards.remove(&held);
                         self.lanes.lose_shards(&released);
                         if self.shards.is_empty() {
-                            self.source.reset();
+                            self.reset_source();
                         }
                         tracing::debug!(shards = held.len(), "handed over");
                     }
@@ -372,9 +402,27 @@ impl Driver {
         }
         if let Some(stopping) = &self.stopping {
             until = until.min(stopping.until);
+        } else {
+            let waits = self.outlets.iter().filter_map(Outlet::waits_until).filter(|at| *at > now);
+            until = waits.chain(self.probe_at).fold(until, Instant::min);
         }
         // A read that waits for room, or a timer in the past, must not spin.
         until.saturating_duration_since(now).max(Duration::from_millis(1))
+    }
+
+    /// Everything that is visible was read, or waits for a destination that does not answer.
+    fn has_read_all(&self) -> bool {
+        let waits = |destination| self.lanes.is_down(destination);
+        let stands = (0..self.outlets.len() as u16).all(waits) && !self.source.is_reading();
+        (self.source.exhausted() || stands) && self.source.behind().all(waits)
+    }
+
+    /// Nothing is owned any more.
+    pub(crate) fn reset_source(&mut self) {
+        self.source.reset();
+        for destination in 0..self.lanes.destinations() {
+            self.lanes.caught_up(destination);
+        }
     }
 
     pub(crate) fn publish_stats(&mut self) {
@@ -387,8 +435,9 @@ impl Driver {
             && self.wanted.is_empty()
             && !self.settling
             && self.unwritten.is_none()
-            && self.source.exhausted()
+            && self.has_read_all()
             && self.lanes.is_idle();
+        stats.breakers_open = self.lanes.breakers_open();
         self.wires.stats.send_if_modified(|known| {
             let changed = *known != stats;
             *known = stats;

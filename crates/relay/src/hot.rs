@@ -99,18 +99,20 @@ impl Driver {
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
     /// our hands; otherwise the cursor brings them in order.
     pub(crate) fn offer_hot(&mut self, rows: Vec<HotRow>) {
+        let now = self.clock.now();
         for HotRow { row, previous } in rows {
             let safe = previous
                 .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))
                 && self.shards.takes_hot(row.shard);
             if safe {
                 self.highest = self.highest.max(row.sequence);
-                let offered = self.lanes.offer(row, Origin::Hot, None);
+                let offered = self.lanes.offer(row, Origin::Hot, None, now);
                 self.lanes.stats.hot_enqueued += u64::from(offered != Offered::Ignored);
             } else {
                 self.source.wake();
             }
         }
+        self.fall_behind();
     }
 
     pub(crate) fn drop_hot(&mut self, count: usize) {

@@ -12,6 +12,12 @@
 
 mod config;
 
+mod destination;
+
+mod route;
+
+mod intercept;
+
 mod hash;
 
 mod hot;
@@ -44,8 +50,12 @@ mod stats;
 
 pub use self::{
     config::{Config, OnDead, Retention},
+    destination::Destination,
     hot::{Committed, HotPath},
+    intercept::Interceptor,
+    lanes::BreakerState,
     purge::purge,
     relay::Relay,
+    route::{Route, Routes},
     stats::Stats,
 };

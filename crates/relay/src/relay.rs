@@ -17,12 +17,12 @@ use tokio::{
 };
 
 use crate::{
-    Committed, Config, HotPath, Stats,
+    Committed, Config, Destination, HotPath, Interceptor, Routes, Stats,
     driver::{Driver, Parts, Wires},
     purge, wake,
 };
 
-/// Delivers the events of one outbox to a destination.
+/// Delivers the events of one outbox to its destinations.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -61,18 +61,61 @@ impl Relay {
         transport: Arc<dyn Transport>,
         config: Config,
     ) -> Result<Self> {
+        Self::build(store, vec![Destination::new(transport)], None, config)
+    }
+
+    /// A relay with several destinations; the routes say which of them an event goes to. Settings
+    /// and routes that cannot work are refused here.
+    pub fn routed(
+        store: Arc<dyn Store>,
+        destinations: Vec<Destination>,
+        routes: Routes,
+        config: Config,
+    ) -> Result<Self> {
+        let routes = routes.checked(&destinations)?;
+        Self::build(store, destinations, Some(Arc::new(routes)), config)
+    }
+
+    fn build(
+        store: Arc<dyn Store>,
+        destinations: Vec<Destination>,
+        routes: Option<Arc<Routes>>,
+        config: Config,
+    ) -> Result<Self> {
         config.check()?;
+        for (index, destination) in destinations.iter().enumerate() {
+            destination.check()?;
+            if destinations[..index].iter().any(|other| other.name() == destination.name()) {
+                return Err(Error::invalid(format!(
+                    "two destinations are called {}; give one another name",
+                    destination.name()
+                )));
+            }
+        }
         let (sender, receiver) = mpsc::channel(config.hot_queue);
         let hot =
             HotPath { sender, dropped: Arc::new(AtomicU64::new(0)), wake: Arc::new(Notify::new()) };
         Ok(Self {
-            parts: Parts { store, transport, clock: Arc::new(SystemClock), config },
+            parts: Parts {
+                store,
+                destinations,
+                routes,
+                interceptors: Arc::from([]),
+                clock: Arc::new(SystemClock),
+                config,
+            },
             hot,
             hot_receiver: Mutex::new(Some(receiver)),
             stats: watch::Sender::new(Stats::default()),
             stop: watch::Sender::new(false),
             state: Mutex::new(State::Idle),
         })
+    }
+
+    /// Wraps every dispatch with these, in this order.
+    pub fn with_interceptors(mut self, interceptors: Vec<Arc<dyn Interceptor>>) -> Self {
+        self.parts.interceptors = Arc::from(interceptors);
+        self
     }
 
     /// Another clock for deadlines.

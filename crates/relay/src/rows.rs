@@ -46,7 +46,8 @@ impl Driver {
                         (rows.into_iter().collect(), Position::default())
                     })
                 }
-                NextRead::Due(_) => Ok((Vec::new(), Position::default())),
+                // What is passed over under row leases is written back instead: nobody is behind.
+                NextRead::Due(_) | NextRead::Behind { .. } => Ok((Vec::new(), Position::default())),
             };
             Done::Claimed { claim, next, rows }
         });
@@ -76,7 +77,7 @@ impl Driver {
                 let page = Page { rows: Vec::new(), position, caught_up: true };
                 self.source.read_late(&page, self.source.generation(), news);
             }
-            NextRead::Due(_) => {
+            NextRead::Due(_) | NextRead::Behind { .. } => {
                 let due = Due { rows: Vec::new(), next: None };
                 self.source.read_due(&due, now, news > 0, news);
             }

@@ -153,7 +153,9 @@ impl Driver {
                 let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
                 batch.log_failures(&refused);
                 self.lanes.refused(report.refused);
-                self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)));
+                let now = self.clock.now();
+                self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)), now);
+                self.fall_behind();
                 for wait in batch.waits() {
                     self.source.expect_due(self.clock.now() + wait);
                 }

@@ -6,6 +6,7 @@
 //! nothing happens.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -18,11 +19,14 @@ use posthaste_core::{
 use crate::{
     Config,
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Offered, Origin, RELEASE_LIMIT},
+    lanes::{Feed, Offered, Origin, RELEASE_LIMIT},
 };
 
 /// Most late commits that one poll takes in: a transaction of a million events can be late.
 const LATE_LIMIT: usize = 2_000;
+
+/// How many rows are looked at to find one that a destination can be tried with.
+const PROBE_PAGE: usize = 100;
 
 /// A read to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +34,12 @@ pub(crate) enum NextRead {
     Ahead(Position, usize),
     Late(Position),
     Due(usize),
+    /// The cursor of one destination.
+    Behind {
+        destination: u16,
+        from: Position,
+        limit: usize,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +47,31 @@ enum Kind {
     Due,
     Late,
     Ahead,
+    Behind,
+}
+
+/// How many events there is room for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Room {
+    /// From a poll.
+    pub(crate) cold: usize,
+    /// Whose time has come.
+    pub(crate) due: usize,
+    /// For destinations that have fallen behind.
+    pub(crate) behind: Vec<(u16, usize)>,
+    /// A read of fewer is not worth it.
+    pub(crate) least: usize,
+}
+
+/// The cursor of a destination whose events were passed over: all of them lie ahead of it.
+#[derive(Debug)]
+struct Behind {
+    position: Position,
+    /// Another one whenever the position is set back: what a read that began before has found may lie
+    /// behind an event that is not in hand any more.
+    generation: u64,
+    /// Something was passed over since the last read began.
+    skipped: bool,
 }
 
 #[derive(Debug)]
@@ -60,6 +95,11 @@ pub(crate) struct Source {
     due_at: Option<Instant>,
     busy_interval: Duration,
     idle_interval: Duration,
+    behind: BTreeMap<u16, Behind>,
+    /// Which of them was read last: they take turns, too.
+    last_behind: u16,
+    /// The last generation of any of them.
+    generations: u64,
 }
 
 impl Source {
@@ -80,6 +120,9 @@ impl Source {
             due_at: None,
             busy_interval: config.busy_interval,
             idle_interval: config.idle_interval,
+            behind: BTreeMap::new(),
+            last_behind: 0,
+            generations: 0,
         }
     }
 
@@ -117,6 +160,13 @@ impl Source {
         self.generation += 1;
         self.caught_up = false;
         (self.ahead, self.late, self.due) = (true, true, true);
+        // Whose events of the new shards are in hand, nobody knows yet.
+        let sequence = self.position.sequence;
+        self.generations += 1;
+        for behind in self.behind.values_mut() {
+            behind.position.sequence = behind.position.sequence.min(sequence);
+            behind.generation = self.generations;
+        }
     }
 
     /// Nothing is owned any more: the next owner's position is its own.
@@ -125,6 +175,86 @@ impl Source {
         self.placed = false;
         self.position = Position::default();
         self.caught_up = false;
+        self.behind.clear();
+    }
+
+    /// An event of this destination was passed over. Called before the position moves past it.
+    pub(crate) fn fall_behind(&mut self, destination: u16, sequence: i64) {
+        // The hot path goes ahead of the position: what lies between is nobody's yet.
+        let before = Position {
+            sequence: self.position.sequence.min(sequence - 1),
+            context: self.position.context.clone(),
+        };
+        self.generations += 1;
+        let generation = self.generations;
+        let behind = self.behind.entry(destination).or_insert_with(|| Behind {
+            position: before,
+            generation,
+            skipped: true,
+        });
+        behind.skipped = true;
+        if sequence <= behind.position.sequence {
+            behind.position.sequence = sequence - 1;
+            behind.generation = generation;
+        }
+    }
+
+    /// The destinations that have fallen behind.
+    pub(crate) fn behind(&self) -> impl Iterator<Item = u16> {
+        self.behind.keys().copied()
+    }
+
+    /// Nothing that was passed over lies at or before this.
+    pub(crate) fn behind_mark(&self) -> Option<i64> {
+        self.behind.values().map(|behind| behind.position.sequence).min()
+    }
+
+    /// Where this destination's own cursor stands.
+    pub(crate) fn behind_position(&self, destination: u16) -> i64 {
+        self.behind.get(&destination).map_or(0, |behind| behind.position.sequence)
+    }
+
+    /// A read of this destination's own cursor begins: from where.
+    pub(crate) fn begin_behind(&mut self, destination: u16) -> i64 {
+        if let Some(behind) = self.behind.get_mut(&destination) {
+            behind.skipped = false;
+        }
+        self.behind_position(destination)
+    }
+
+    pub(crate) fn behind_generation(&self, destination: u16) -> u64 {
+        self.behind.get(&destination).map_or(0, |behind| behind.generation)
+    }
+
+    /// A read of one destination's own cursor came back that is of use: it did not begin before the
+    /// cursor was set back.
+    pub(crate) fn is_behind_since(&self, destination: u16, generation: u64) -> bool {
+        self.behind.get(&destination).is_some_and(|behind| behind.generation == generation)
+    }
+
+    /// A read of one destination's cursor was merged; `taken` when everything of it is in hand.
+    /// Gives whether it has caught up.
+    pub(crate) fn read_behind(
+        &mut self,
+        destination: u16,
+        page: &Page,
+        generation: u64,
+        taken: bool,
+    ) -> bool {
+        self.reading = false;
+        let Some(behind) = self.behind.get_mut(&destination) else {
+            return false;
+        };
+        if !taken || generation != behind.generation {
+            return false;
+        }
+        self.found = true;
+        behind.position = page.position.clone();
+        let caught_up = page.caught_up && !behind.skipped;
+        if caught_up {
+            self.behind.remove(&destination);
+        }
+        caught_up
     }
 
     /// Something was committed.
@@ -138,8 +268,8 @@ impl Source {
         self.due_at.map_or(self.poll_at, |due| due.min(self.poll_at))
     }
 
-    /// The read to start now. `room` is how many events lanes can take.
-    pub(crate) fn next(&mut self, now: Instant, batch: usize, room: usize) -> Option<NextRead> {
+    /// The read to start now.
+    pub(crate) fn next(&mut self, now: Instant, batch: usize, room: &Room) -> Option<NextRead> {
         if self.reading {
             return None;
         }
@@ -157,17 +287,12 @@ impl Source {
             self.due_at = None;
             self.due = true;
         }
-        let limit = batch.min(room);
-        // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
-        if limit < batch.div_ceil(2) {
-            return None;
-        }
-        let kind = self.next_kind()?;
+        let kind = self.next_kind(room)?;
         self.last = kind;
         let read = match kind {
             Kind::Due => {
                 self.due = false;
-                NextRead::Due(limit)
+                NextRead::Due(batch.min(room.due))
             }
             Kind::Late => {
                 self.late = false;
@@ -175,7 +300,15 @@ impl Source {
             }
             Kind::Ahead => {
                 self.ahead = false;
-                NextRead::Ahead(self.position.clone(), limit)
+                NextRead::Ahead(self.position.clone(), batch.min(room.cold))
+            }
+            Kind::Behind => {
+                let next = room.behind.iter().find(|(index, _)| *index > self.last_behind);
+                let (destination, limit) = *next.or(room.behind.first())?;
+                self.last_behind = destination;
+                self.begin_behind(destination);
+                let from = self.behind.get(&destination)?.position.clone();
+                NextRead::Behind { destination, from, limit: batch.min(limit) }
             }
         };
         self.reading = true;
@@ -185,16 +318,15 @@ impl Source {
     /// They take turns. One that is wanted again and again, such as due events where much fails, or
     /// all of them where a read takes longer than the pause between polls, must not keep the others
     /// from theirs.
-    fn next_kind(&self) -> Option<Kind> {
-        let turns = match self.last {
-            Kind::Due => [Kind::Late, Kind::Ahead, Kind::Due],
-            Kind::Late => [Kind::Ahead, Kind::Due, Kind::Late],
-            Kind::Ahead => [Kind::Due, Kind::Late, Kind::Ahead],
-        };
-        turns.into_iter().find(|kind| match kind {
-            Kind::Due => self.due,
-            Kind::Late => self.late,
-            Kind::Ahead => self.ahead,
+    fn next_kind(&self, room: &Room) -> Option<Kind> {
+        let turns = [Kind::Due, Kind::Late, Kind::Ahead, Kind::Behind];
+        let next = turns.iter().position(|kind| *kind == self.last).map_or(0, |last| last + 1);
+        let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
+        in_turn.find(|kind| match kind {
+            Kind::Due => self.due && room.due >= room.least,
+            Kind::Late => self.late && room.cold >= room.least,
+            Kind::Ahead => self.ahead && room.cold >= room.least,
+            Kind::Behind => !room.behind.is_empty(),
         })
     }
 
@@ -248,8 +380,8 @@ impl Driver {
         if !self.by_rows() && waits {
             return;
         }
-        let room = self.lanes.cold_room(self.config.cold_queue);
-        let Some(next) = self.source.next(now, self.config.batch, room) else {
+        let room = self.room();
+        let Some(next) = self.source.next(now, self.config.batch, &room) else {
             return;
         };
         self.lanes.stats.polls += 1;
@@ -258,7 +390,10 @@ impl Driver {
             return;
         }
         let read = self.lanes.read_began();
-        let generation = self.source.generation();
+        let generation = match &next {
+            NextRead::Behind { destination, .. } => self.source.behind_generation(*destination),
+            _ => self.source.generation(),
+        };
         let shards = self.shards.reading();
         let store = Arc::clone(&self.store);
         self.tasks.spawn(async move {
@@ -275,8 +410,66 @@ impl Driver {
                     let due = store.read_due(&shards, limit).await;
                     Done::Due { read, limit, due }
                 }
+                NextRead::Behind { destination, from, limit } => {
+                    let page = store.read_on(&shards, &from, limit, LATE_LIMIT).await;
+                    Done::Behind { read, destination, generation, page }
+                }
             }
         });
+    }
+
+    /// How much the next read may bring.
+    fn room(&self) -> Room {
+        let (batch, limit) = (self.config.batch, self.config.cold_queue);
+        let half = batch.div_ceil(2);
+        let due = self.lanes.cold_room(limit);
+        let mut behind = Vec::new();
+        for destination in self.source.behind() {
+            if self.lanes.wants_probe(destination) {
+                behind.push((destination, PROBE_PAGE));
+            } else if self.lanes.room_behind(destination, limit) >= half {
+                behind.push((destination, self.lanes.room_behind(destination, limit)));
+            }
+        }
+        // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
+        match self.lanes.feed() {
+            // A claim of more would only be given back.
+            Feed::Probes if self.by_rows() => Room { cold: 1, due: 1, behind, least: 1 },
+            Feed::Flows | Feed::Probes => Room { cold: due, due, behind, least: half },
+            Feed::Stands => Room { cold: 0, due, behind, least: half },
+        }
+    }
+
+    /// The cursor of one destination has read.
+    pub(crate) fn read_behind(
+        &mut self,
+        destination: u16,
+        generation: u64,
+        page: Result<Page>,
+        now: Instant,
+    ) {
+        let Some(mut page) = self.came(page, "catching up", now) else {
+            return;
+        };
+        let rows = std::mem::take(&mut page.rows);
+        let mut taken = false;
+        if self.source.is_behind_since(destination, generation) {
+            for row in &rows {
+                self.highest = self.highest.max(row.sequence);
+            }
+            taken = self.lanes.catch_up(destination, rows, now);
+            self.fall_behind();
+        }
+        if self.source.read_behind(destination, &page, generation, taken) {
+            self.lanes.caught_up(destination);
+        }
+    }
+
+    /// Notes what lanes passed over, before the position moves.
+    pub(crate) fn fall_behind(&mut self) {
+        for (destination, sequence) in self.lanes.take_skipped() {
+            self.source.fall_behind(destination, sequence);
+        }
     }
 
     pub(crate) fn offer_all(
@@ -285,11 +478,13 @@ impl Driver {
         origin: Origin,
         claim: Option<&Arc<RowLease>>,
     ) -> usize {
+        let now = self.clock.now();
         let mut news = 0;
         for row in rows {
             self.highest = self.highest.max(row.sequence);
-            news += usize::from(self.lanes.offer(row, origin, claim) != Offered::Ignored);
+            news += usize::from(self.lanes.offer(row, origin, claim, now) != Offered::Ignored);
         }
+        self.fall_behind();
         self.lanes.stats.cold_enqueued += news as u64;
         news
     }
@@ -357,7 +552,8 @@ mod tests {
         let mut source = Source::new(&config, now);
         let mut kinds = Vec::new();
         for _ in 0..6 {
-            let next = source.next(now, 10, 10).unwrap();
+            let room = Room { cold: 10, due: 10, behind: Vec::new(), least: 5 };
+            let next = source.next(now, 10, &room).unwrap();
             now += Duration::from_millis(50);
             let page = Page { rows: Vec::new(), position: Position::default(), caught_up: true };
             match next {
@@ -368,6 +564,7 @@ mod tests {
                     let due = Due { rows: Vec::new(), next: Some(Duration::ZERO) };
                     source.read_due(&due, now, false, 0);
                 }
+                NextRead::Behind { .. } => unreachable!("nobody is behind"),
             }
             kinds.push(source.last);
         }

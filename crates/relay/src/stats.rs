@@ -21,6 +21,10 @@ pub struct Stats {
     pub held: u64,
     /// Attempts recorded before dispatch after an unclean takeover.
     pub suspects: u64,
+    /// Times a destination's breaker opened.
+    pub breakers_opened: u64,
+    /// Destinations that take nothing now.
+    pub breakers_open: u16,
     /// Polls of the database.
     pub polls: u64,
     /// Times the database could not be reached.

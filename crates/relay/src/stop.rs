@@ -11,6 +11,8 @@ impl Driver {
     /// Claims end; what is in flight may end; what waits is forgotten or given back.
     pub(crate) fn begin_stop(&mut self) {
         self.wanted.clear();
+        self.lanes.decide_all(self.clock.now());
+        self.fall_behind();
         let mark = self.mark();
         self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
         if self.by_rows() {

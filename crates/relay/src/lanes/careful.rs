@@ -58,8 +58,9 @@ impl Careful {
         }
     }
 
-    pub(super) fn next_ready(&mut self) -> Option<Envelope> {
-        self.ready.pop_front()
+    pub(super) fn next_ready(&mut self, may_go: impl Fn(i64) -> bool) -> Option<Envelope> {
+        let index = self.ready.iter().position(|envelope| may_go(envelope.sequence))?;
+        self.ready.remove(index)
     }
 
     /// Its outcome is known, or it is no longer ours.

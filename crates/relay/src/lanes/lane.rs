@@ -10,8 +10,6 @@ pub(super) struct Pending {
     pub(super) sequence: i64,
     /// The envelope, or why its row cannot be decoded.
     pub(super) content: Result<Box<Envelope>, String>,
-    /// It is still marked held in the database.
-    pub(super) held: bool,
     /// Why it waited when it was read.
     pub(super) wait: Option<Wait>,
 }
@@ -35,8 +33,9 @@ pub(super) struct Lane {
     pub(super) queue: VecDeque<Pending>,
     /// It stands in line.
     pub(super) scheduled: bool,
-    /// Its head is with the transport, being recorded, or its death is being written.
-    pub(super) in_flight: bool,
+    /// How many of its events are with the transport, being recorded, undecided, or dead and being
+    /// written as such: one, or several where its destination takes them together.
+    pub(super) in_flight: u32,
     pub(super) block: Block,
     /// The database may hold followers of it.
     pub(super) held: bool,
@@ -57,7 +56,7 @@ impl Lane {
             shard,
             queue: VecDeque::new(),
             scheduled: false,
-            in_flight: false,
+            in_flight: 0,
             block: Block::Open,
             held: false,
             holds: 0,
@@ -69,6 +68,11 @@ impl Lane {
 
     /// Its head is in line or under way.
     pub(super) fn busy(&self) -> bool {
-        self.scheduled || self.in_flight
+        self.scheduled || self.in_flight > 0
+    }
+
+    /// Nothing in memory and nothing in the table depends on it.
+    pub(super) fn is_unused(&self) -> bool {
+        !self.busy() && self.queue.is_empty() && self.holds == 0 && !self.reading && !self.held
     }
 }

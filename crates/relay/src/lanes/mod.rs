@@ -42,6 +42,10 @@ use crate::{OnDead, Stats, hash::IntMap};
 
 mod lane;
 
+mod destination;
+
+mod breaker;
+
 mod shards;
 
 mod offer;
@@ -59,8 +63,13 @@ mod leaving;
 #[cfg(test)]
 mod tests;
 
+pub use self::{
+    breaker::BreakerState,
+    destination::{DestinationRules, Feed, Routed, Routing},
+};
 use self::{
     careful::Careful,
+    destination::Destination,
     lane::{Block, Lane, Pending},
     leaving::Leaving,
 };
@@ -91,6 +100,8 @@ pub enum Origin {
     Due,
     /// Its lane was released.
     Held,
+    /// The cursor of this destination alone, which is behind, read it.
+    CatchUp(u16),
 }
 
 /// What became of an offered row.
@@ -116,8 +127,12 @@ pub struct Rules {
     pub max_attempts: u32,
     /// The wait after failure number n.
     pub wait: Box<dyn Fn(u32) -> Duration + Send>,
-    /// The destinations' names.
-    pub destinations: Vec<String>,
+    /// The destinations.
+    pub destinations: Vec<DestinationRules>,
+    /// Which of them an event goes to; without it, the only one.
+    pub route: Option<Routing>,
+    /// Most events that wait for one of several destinations; what is more, its own cursor brings.
+    pub cold_queue: usize,
 }
 
 /// A settlement on its way, with the claim that gives the right to it under row leases.
@@ -133,14 +148,21 @@ pub struct Unsettled {
 #[derive(Debug)]
 struct Entry {
     shard: u16,
+    destination: u16,
     lane: Option<LaneId>,
+    /// Its key, or its own number when it has none: whether two failures are of one key.
+    identity: i64,
     attempts: u32,
+    /// The number of its dispatch.
+    started: u64,
     /// The attempt under way is counted in `attempts` already.
     recorded: bool,
     replay: bool,
     hot: bool,
     /// The database finds it again by itself (`not_before` is set): no mark must stop at it.
     marked: bool,
+    /// It is still marked held in the database.
+    held: bool,
     lease: Option<Arc<RowLease>>,
     state: State,
 }
@@ -152,6 +174,8 @@ enum State {
     /// Among the careful: to be recorded, or recorded and ready.
     Suspect,
     InFlight,
+    /// It failed; whether by itself or with its destination is not known yet.
+    Undecided,
     /// Its outcome is being written; what follows the confirmation.
     Settling(Then),
     /// Settled; stays until reads that began before are merged.
@@ -189,12 +213,9 @@ pub struct Lanes {
     shards: IntMap<u16, Shard>,
     known: IntMap<i64, Entry>,
     lanes: IntMap<LaneId, Lane>,
-    hot: VecDeque<Ready>,
-    cold: VecDeque<Ready>,
-    /// Turns of 2 hot and 1 cold.
-    turn: u8,
-    waiting_hot: usize,
-    waiting_cold: usize,
+    /// The configured ones, then the place of events that have none, then those of the past that the
+    /// table still names.
+    destinations: Vec<Destination>,
     in_flight: usize,
     careful: Careful,
     leaving: Leaving,
@@ -213,16 +234,15 @@ enum Ready {
 impl Lanes {
     /// No lanes yet.
     pub fn new(rules: Rules) -> Self {
+        let nowhere = DestinationRules { name: "unrouted".to_owned(), together: false };
+        let destinations =
+            rules.destinations.iter().cloned().chain([nowhere]).map(Destination::new).collect();
         Self {
             rules,
             shards: IntMap::default(),
             known: IntMap::default(),
             lanes: IntMap::default(),
-            hot: VecDeque::new(),
-            cold: VecDeque::new(),
-            turn: 0,
-            waiting_hot: 0,
-            waiting_cold: 0,
+            destinations,
             in_flight: 0,
             careful: Careful::default(),
             leaving: Leaving::default(),
@@ -256,13 +276,15 @@ impl Lanes {
     /// Nothing waits, flies or settles, and no lane is being read back.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0
-            && self.waiting_hot == 0
-            && self.waiting_cold == 0
+            && self.destinations.iter().all(|d| d.waiting_hot + d.waiting_cold == 0)
             && self.settlements.is_empty()
             && self.careful.is_empty()
             && self.releases.is_empty()
             && self.known.values().all(|entry| matches!(entry.state, State::Leaving { .. }))
-            && !self.lanes.values().any(|lane| lane.block == Block::Releasing)
+            && !self.lanes.iter().any(|(id, lane)| {
+                lane.block == Block::Releasing
+                    && self.destinations[usize::from(id.destination)].breaker.is_closed()
+            })
     }
 
     /// The claims under which events are in hand (row leases).
@@ -299,10 +321,12 @@ impl Lanes {
                 self.settlements.push_back(unsettled);
             }
         }
-        self.hot.clear();
-        self.cold.clear();
+        for destination in &mut self.destinations {
+            destination.hot.clear();
+            destination.cold.clear();
+            (destination.waiting_hot, destination.waiting_cold) = (0, 0);
+        }
         self.careful = Careful::default();
-        (self.waiting_hot, self.waiting_cold) = (0, 0);
     }
 }
 

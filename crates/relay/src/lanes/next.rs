@@ -8,17 +8,24 @@ use posthaste_core::{
 use super::{LaneId, Lanes, Ready, State, Then, lane::Pending, unsettled};
 
 impl Lanes {
-    /// Up to `max` events to hand to the transport now, none behind `reserved`. Says when only the
-    /// reservation was in the way.
-    pub fn next_batch(&mut self, max: usize, reserved: i64) -> (Vec<Envelope>, bool) {
-        let mut batch = Vec::with_capacity(max.min(self.waiting_hot + self.waiting_cold));
+    /// Up to `max` events to hand to this destination now, none behind `reserved`. Says when only
+    /// the reservation was in the way.
+    pub fn next_batch(
+        &mut self,
+        destination: u16,
+        max: usize,
+        reserved: i64,
+    ) -> (Vec<Envelope>, bool) {
+        let of = self.at(destination);
+        let (waiting, together) = (of.waiting_hot + of.waiting_cold, of.rules.together);
+        let mut batch = Vec::with_capacity(max.min(waiting));
         while batch.len() < max {
-            if let Some(envelope) = self.careful.next_ready() {
+            if let Some(envelope) = self.next_careful(destination) {
                 self.start(envelope.sequence);
                 batch.push(envelope);
                 continue;
             }
-            let Some((hot, ready)) = self.next_ready() else {
+            let Some((hot, ready)) = self.at(destination).next_ready() else {
                 break;
             };
             let (lane, pending) = match ready {
@@ -27,16 +34,23 @@ impl Lanes {
             };
             let Some(pending) = pending else { continue };
             if pending.sequence > reserved {
-                self.put_back(hot, lane, pending);
+                self.push_front(destination, hot, lane, pending);
                 self.start_careful();
                 return (batch, true);
             }
-            self.count_waiting(hot, -1);
+            self.at(destination).count_waiting(hot, -1);
+            let before = batch.len();
             self.admit(pending, &mut batch);
+            if let Some(id) = lane
+                && together
+                && batch.len() > before
+            {
+                self.take_followers(id, max, reserved, &mut batch);
+            }
         }
         self.start_careful();
         while batch.len() < max {
-            let Some(envelope) = self.careful.next_ready() else {
+            let Some(envelope) = self.next_careful(destination) else {
                 break;
             };
             self.start(envelope.sequence);
@@ -45,14 +59,37 @@ impl Lanes {
         (batch, false)
     }
 
-    /// Two from the hot queue, then one from the cold, so that neither starves.
-    fn next_ready(&mut self) -> Option<(bool, Ready)> {
-        let prefer_hot = self.turn < 2;
-        self.turn = (self.turn + 1) % 3;
-        let order = if prefer_hot { [true, false] } else { [false, true] };
-        order.into_iter().find_map(|hot| {
-            if hot { &mut self.hot } else { &mut self.cold }.pop_front().map(|ready| (hot, ready))
+    /// A suspect of this destination whose attempt is recorded.
+    fn next_careful(&mut self, destination: u16) -> Option<Envelope> {
+        let (known, of) = (&self.known, &self.destinations[usize::from(destination)]);
+        self.careful.next_ready(|sequence| {
+            of.breaker.lets(sequence)
+                && known.get(&sequence).is_some_and(|entry| entry.destination == destination)
         })
+    }
+
+    /// What follows in the lane flies together with its head, where the destination takes it so.
+    fn take_followers(&mut self, id: LaneId, max: usize, reserved: i64, batch: &mut Vec<Envelope>) {
+        while batch.len() < max
+            && let Some(lane) = self.lanes.get_mut(&id)
+            && let Some(Pending { sequence, content: Ok(_), wait, .. }) = lane.queue.front()
+            && *sequence <= reserved
+            && *wait != Some(Wait::Suspect)
+        {
+            let suspect = self.shards.get(&lane.shard).and_then(|shard| shard.suspect_to);
+            if suspect.is_some_and(|to| *sequence <= to) {
+                return;
+            }
+            let Some(Pending { sequence, content: Ok(envelope), .. }) = lane.queue.pop_front()
+            else {
+                return;
+            };
+            lane.in_flight += 1;
+            let hot = self.known.get(&sequence).is_some_and(|entry| entry.hot);
+            self.at(id.destination).count_waiting(hot, -1);
+            self.start(sequence);
+            batch.push(*envelope);
+        }
     }
 
     fn take_head(&mut self, id: LaneId) -> Option<Pending> {
@@ -62,31 +99,33 @@ impl Lanes {
             return None;
         }
         let pending = lane.queue.pop_front()?;
-        lane.in_flight = true;
+        lane.in_flight += 1;
         Some(pending)
     }
 
-    fn put_back(&mut self, hot: bool, lane: Option<LaneId>, pending: Pending) {
+    fn push_front(&mut self, destination: u16, hot: bool, lane: Option<LaneId>, pending: Pending) {
         let ready = match lane {
             None => Ready::Single(Box::new(pending)),
             Some(id) => {
                 if let Some(lane) = self.lanes.get_mut(&id) {
-                    lane.in_flight = false;
+                    lane.in_flight -= 1;
                     lane.scheduled = true;
                     lane.queue.push_front(pending);
                 }
                 Ready::Lane(id)
             }
         };
-        if hot { &mut self.hot } else { &mut self.cold }.push_front(ready);
+        self.at(destination).queue(hot).push_front(ready);
     }
 
     /// The event's turn has come: into the batch, or dead, or first to be recorded.
     fn admit(&mut self, pending: Pending, batch: &mut Vec<Envelope>) {
         let sequence = pending.sequence;
-        let Some(entry) = self.known.get(&sequence) else {
+        let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
+        // It has left its queue and is under way in its lane.
+        entry.state = State::Undecided;
         let was_suspect = pending.wait == Some(Wait::Suspect);
         let deaths = entry.attempts - u32::from(entry.recorded);
         let may_kill = was_suspect
@@ -96,12 +135,8 @@ impl Lanes {
                 .and_then(|shard| shard.suspect_to)
                 .is_some_and(|to| sequence <= to);
         match pending.content {
-            Err(reason) => {
-                self.in_flight += 1;
-                self.die(sequence, reason);
-            }
+            Err(reason) => self.die(sequence, reason),
             Ok(_) if was_suspect && deaths >= self.rules.max_attempts => {
-                self.in_flight += 1;
                 if let Some(entry) = self.known.get_mut(&sequence) {
                     entry.attempts = deaths;
                 }
@@ -124,10 +159,15 @@ impl Lanes {
     }
 
     pub(super) fn start(&mut self, sequence: i64) {
-        if let Some(entry) = self.known.get_mut(&sequence) {
-            entry.state = State::InFlight;
-            self.in_flight += 1;
-        }
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
+        entry.state = State::InFlight;
+        self.in_flight += 1;
+        let of = &mut self.destinations[usize::from(entry.destination)];
+        of.in_flight += 1;
+        of.started += 1;
+        entry.started = of.started;
     }
 
     /// Records attempts for the next few suspects, when the last few are done.
@@ -140,7 +180,7 @@ impl Lanes {
             entry.recorded = true;
             entry.state = State::Settling(Then::Dispatch);
             let verdict = Verdict::Suspect {
-                destination: self.rules.destinations[0].clone(),
+                destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),
                 key: entry.lane.map(|lane| lane.key),
             };
             self.stats.suspects += 1;

@@ -1,6 +1,6 @@
 //! Rows in: into a lane, behind a blocked one, or ignored because they are in hand.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
     Key,
@@ -8,7 +8,8 @@ use posthaste_core::{
 };
 
 use super::{
-    Entry, LaneId, Lanes, Offered, Origin, Ready, State, Then, Unsettled,
+    Entry, LaneId, Lanes, Offered, Origin, Ready, Routed, State, Then, Unsettled,
+    destination::Gate,
     lane::{Block, Lane, Pending},
     unsettled,
 };
@@ -16,12 +17,16 @@ use super::{
 impl Lanes {
     /// Room for events from the hot path, given a limit.
     pub fn hot_room(&self, limit: usize) -> usize {
-        limit.saturating_sub(self.waiting_hot)
+        limit.saturating_sub(self.destinations.iter().map(|d| d.waiting_hot).sum())
     }
 
-    /// Room for events from polls, given a limit.
+    /// Room for events from polls, given a limit for each destination: that of the one with the most.
     pub fn cold_room(&self, limit: usize) -> usize {
-        limit.saturating_sub(self.waiting_cold)
+        self.destinations[..self.rules.destinations.len()]
+            .iter()
+            .map(|d| limit.saturating_sub(d.waiting_cold))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Whether this event is in hand and not yet settled.
@@ -37,11 +42,12 @@ impl Lanes {
         row: Fetched,
         origin: Origin,
         lease: Option<&Arc<RowLease>>,
+        now: Instant,
     ) -> Offered {
+        let mut row = row;
         if !self.rules.unordered && !self.shards.contains_key(&row.shard) {
             return Offered::Ignored;
         }
-        let lane_id = self.lane_of(&row);
         if let Some(entry) = self.known.get(&row.sequence) {
             let comes_back =
                 origin == Origin::Held && matches!(entry.state, State::Leaving { held: true, .. });
@@ -49,25 +55,82 @@ impl Lanes {
                 return Offered::Ignored;
             }
         }
+        let destination = self.route(&mut row);
+        let blocks = matches!(row.wait, Some(Wait::Retry | Wait::Suspect));
+        let gate = self.gate(destination, origin, blocks);
+        let lane_id = self.lane_of(&row, destination);
+        match gate {
+            // It could not go before what is under way in its lane, and that cannot go at all.
+            Gate::Probe if self.is_busy(lane_id) => {
+                if matches!(origin, Origin::Cold | Origin::Hot) {
+                    self.at(destination).skip(row.sequence);
+                }
+                return Offered::Ignored;
+            }
+            Gate::Admit | Gate::Probe | Gate::Postpone => {}
+            Gate::Skip => {
+                self.at(destination).skip(row.sequence);
+                return Offered::Ignored;
+            }
+            Gate::Leave => return Offered::Ignored,
+        }
+        let sequence = row.sequence;
+        let identity = row.key.map_or(sequence, |key| key.0);
+        let offered = self.take_in(row, destination, lane_id, origin, lease, gate, now);
+        if gate == Gate::Probe && offered == Offered::Accepted {
+            self.probe_with(destination, sequence, identity);
+        }
+        offered
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what offer has found out")]
+    fn take_in(
+        &mut self,
+        row: Fetched,
+        destination: u16,
+        lane_id: Option<LaneId>,
+        origin: Origin,
+        lease: Option<&Arc<RowLease>>,
+        gate: Gate,
+        now: Instant,
+    ) -> Offered {
+        let identity = row.key.map_or(row.sequence, |key| key.0);
         let Fetched { sequence, shard, attempts, wait, content, .. } = row;
         let mut entry = Entry {
             shard,
+            destination,
             lane: lane_id,
+            identity,
             attempts,
+            started: 0,
             // Under row leases an expired claim was counted when it was taken.
             recorded: self.rules.unordered && wait == Some(Wait::Suspect),
             replay: wait == Some(Wait::Replay),
             hot: origin == Origin::Hot,
             marked: wait.is_some() || matches!(origin, Origin::Due | Origin::Held),
+            held: origin == Origin::Held,
             lease: lease.cloned(),
             state: State::Waiting,
         };
-        let pending = Pending { sequence, content, held: origin == Origin::Held, wait };
+        if gate == Gate::Postpone {
+            // A blocker whose lane is busy is in hand in some way already.
+            if self.is_busy(lane_id) {
+                return Offered::Ignored;
+            }
+            if let Some(id) = lane_id {
+                self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
+            }
+            self.known.insert(sequence, entry);
+            self.postpone(sequence, now);
+            return Offered::Held;
+        }
+        let pending = Pending { sequence, content, wait };
         let hot = entry.hot;
         let Some(id) = lane_id else {
             self.known.insert(sequence, entry);
-            self.count_waiting(hot, 1);
-            self.push_ready(hot, Ready::Single(Box::new(pending)));
+            let of = self.at(destination);
+            of.count_waiting(hot, 1);
+            of.queue(hot).push_back(Ready::Single(Box::new(pending)));
             return Offered::Accepted;
         };
 
@@ -114,21 +177,45 @@ impl Lanes {
             }
         }
         self.known.insert(sequence, entry);
-        self.count_waiting(hot, 1);
+        self.at(destination).count_waiting(hot, 1);
         self.schedule(id);
         Offered::Accepted
     }
 
-    fn lane_of(&self, row: &Fetched) -> Option<LaneId> {
+    fn is_busy(&self, lane: Option<LaneId>) -> bool {
+        lane.and_then(|id| self.lanes.get(&id)).is_some_and(Lane::busy)
+    }
+
+    /// Where the row goes. One that goes nowhere says why and dies in its turn.
+    pub(super) fn route(&self, row: &mut Fetched) -> u16 {
+        let Some(route) = &self.rules.route else {
+            return 0;
+        };
+        let nowhere = self.rules.destinations.len() as u16;
+        let Ok(envelope) = &mut row.content else {
+            return nowhere;
+        };
+        match route(envelope) {
+            Ok(Routed { destination, topic }) => {
+                envelope.topic = topic;
+                destination
+            }
+            Err(reason) => {
+                row.content = Err(reason);
+                nowhere
+            }
+        }
+    }
+
+    fn lane_of(&self, row: &Fetched, destination: u16) -> Option<LaneId> {
         if self.rules.unordered || row.wait == Some(Wait::Replay) {
             return None;
         }
-        let key = if self.rules.global { Key(0) } else { row.key? };
-        Some(LaneId { destination: 0, key })
-    }
-
-    pub(super) fn destination_index(&self, name: &str) -> Option<u16> {
-        self.rules.destinations.iter().position(|known| known == name).map(|index| index as u16)
+        if self.rules.global {
+            // One lane for all, whatever their destinations.
+            return Some(LaneId { destination: 0, key: Key(0) });
+        }
+        Some(LaneId { destination, key: row.key? })
     }
 
     /// Puts the lane in line when its head can go.
@@ -139,31 +226,16 @@ impl Lanes {
         if lane.busy() {
             return;
         }
-        let Some(head) = lane.queue.front() else {
+        let Some(entry) = lane.queue.front().and_then(|head| self.known.get(&head.sequence)) else {
             return;
         };
         lane.scheduled = true;
-        let hot = self.known.get(&head.sequence).is_some_and(|entry| entry.hot);
-        self.push_ready(hot, Ready::Lane(id));
-    }
-
-    pub(super) fn push_ready(&mut self, hot: bool, ready: Ready) {
-        if hot { &mut self.hot } else { &mut self.cold }.push_back(ready);
-    }
-
-    pub(super) fn count_waiting(&mut self, hot: bool, by: isize) {
-        let count = if hot { &mut self.waiting_hot } else { &mut self.waiting_cold };
-        *count = count.saturating_add_signed(by);
+        let (destination, hot) = (entry.destination, entry.hot);
+        self.at(destination).queue(hot).push_back(Ready::Lane(id));
     }
 
     pub(super) fn hold(&self, sequence: i64, entry: &Entry, id: LaneId) -> Unsettled {
-        unsettled(
-            sequence,
-            entry,
-            Verdict::Held {
-                destination: self.rules.destinations[usize::from(id.destination)].clone(),
-                key: id.key,
-            },
-        )
+        let verdict = Verdict::Held { destination: self.name_of(id.destination), key: id.key };
+        unsettled(sequence, entry, verdict)
     }
 }

@@ -1,25 +1,43 @@
 //! Outcomes: what becomes of an event, and of its lane.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use posthaste_core::{
-    store::{Settlement, Verdict},
-    transport::Outcome,
-};
+use posthaste_core::{store::Verdict, transport::Outcome};
 
-use super::{LaneId, Lanes, State, Then, UNAVAILABLE_WAIT, Unsettled, lane::Block, unsettled};
+use super::{LaneId, Lanes, State, Then, UNAVAILABLE_WAIT, lane::Block, unsettled};
 use crate::OnDead;
 
 impl Lanes {
-    /// The transport has answered.
-    pub fn outcome(&mut self, sequence: i64, outcome: Outcome) {
+    /// The transport has answered for a batch, in its order.
+    pub fn published(&mut self, outcomes: Vec<(i64, Outcome)>, now: Instant) {
+        let Some(destination) =
+            outcomes.iter().find_map(|(sequence, _)| Some(self.known.get(sequence)?.destination))
+        else {
+            return;
+        };
+        let mut failed: Vec<LaneId> = Vec::new();
+        for (sequence, outcome) in outcomes {
+            let lane = self.known.get(&sequence).and_then(|entry| entry.lane);
+            let delivered = outcome == Outcome::Delivered;
+            let follows_failed = lane.is_some_and(|lane| failed.contains(&lane));
+            self.outcome(sequence, outcome, follows_failed, now);
+            if !delivered {
+                failed.extend(lane);
+            }
+        }
+        self.judge(destination, now);
+    }
+
+    fn outcome(&mut self, sequence: i64, outcome: Outcome, follows_failed: bool, now: Instant) {
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
+        let (destination, started, lane) = (entry.destination, entry.started, entry.lane);
         match entry.state {
             State::InFlight => {}
             State::Orphan => {
                 self.in_flight -= 1;
+                self.at(destination).in_flight -= 1;
                 self.known.remove(&sequence);
                 self.careful.done(sequence);
                 self.stats.stale_settles += 1;
@@ -27,22 +45,53 @@ impl Lanes {
             }
             _ => return,
         }
+        self.in_flight -= 1;
+        let of = &mut self.destinations[usize::from(destination)];
+        of.in_flight -= 1;
         self.careful.done(sequence);
         match outcome {
             Outcome::Delivered => {
                 self.stats.delivered += 1;
-                self.in_flight -= 1;
                 entry.state = State::Settling(Then::Leave);
-                let lane = entry.lane;
                 let unsettled = unsettled(sequence, entry, Verdict::Sent);
                 self.settlements.push_back(unsettled);
                 // The acknowledgement frees the lane, not its write: at worst it comes twice.
                 if let Some(id) = lane {
                     self.lane_done(id);
                 }
+                self.answered(destination, sequence, started, now);
             }
+            _ if self.rules.global => self.fail(sequence, outcome, false),
+            outcome if follows_failed => self.failed(sequence, outcome, true, now),
+            Outcome::Dead { .. } | Outcome::Retry { after: Some(_), .. } => {
+                self.fail(sequence, outcome, true);
+                self.answered(destination, sequence, started, now);
+            }
+            Outcome::Retry { .. } | Outcome::Unavailable { .. } => {
+                self.failed(sequence, outcome, false, now);
+            }
+        }
+    }
+
+    /// The failure is the event's own. With `others_succeed` it counts even if the destination said
+    /// that it takes nothing, unless it named a time.
+    pub(super) fn fail(&mut self, sequence: i64, outcome: Outcome, others_succeed: bool) {
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
+        match outcome {
+            Outcome::Delivered => {}
             Outcome::Dead { error } => self.die(sequence, error),
-            Outcome::Retry { error, after: None } => {
+            Outcome::Retry { error, after: Some(after) }
+            | Outcome::Unavailable { error, after: Some(after) } => {
+                entry.attempts -= u32::from(entry.recorded);
+                self.retry(sequence, after, error);
+            }
+            Outcome::Unavailable { error, after: None } if !others_succeed => {
+                entry.attempts -= u32::from(entry.recorded);
+                self.retry(sequence, UNAVAILABLE_WAIT, error);
+            }
+            Outcome::Retry { error, after: None } | Outcome::Unavailable { error, after: None } => {
                 let failures = entry.attempts + u32::from(!entry.recorded);
                 entry.attempts = failures;
                 if failures >= self.rules.max_attempts {
@@ -52,20 +101,17 @@ impl Lanes {
                     self.retry(sequence, after, error);
                 }
             }
-            Outcome::Retry { error, after: Some(after) } => {
-                entry.attempts -= u32::from(entry.recorded);
-                self.retry(sequence, after, error);
-            }
-            Outcome::Unavailable { error, after } => {
-                entry.attempts -= u32::from(entry.recorded);
-                self.retry(sequence, after.unwrap_or(UNAVAILABLE_WAIT), error);
-            }
         }
     }
 
-    pub(super) fn retry(&mut self, sequence: i64, after: Duration, error: String) {
+    fn retry(&mut self, sequence: i64, after: Duration, error: String) {
         self.stats.retried += 1;
-        self.in_flight -= 1;
+        self.write_back(sequence, after, error);
+    }
+
+    /// It is written back with a time, and blocks its lane.
+    pub(super) fn write_back(&mut self, sequence: i64, after: Duration, error: String) {
+        self.leave_lane(sequence);
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
@@ -74,7 +120,7 @@ impl Lanes {
         let verdict = Verdict::Retry {
             after,
             error,
-            destination: self.rules.destinations[0].clone(),
+            destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),
             key: lane.map(|lane| lane.key),
             replay: entry.replay,
         };
@@ -94,12 +140,17 @@ impl Lanes {
 
     pub(super) fn die_counted(&mut self, sequence: i64, error: String) {
         self.stats.dead += 1;
-        self.in_flight -= 1;
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
         let lane = entry.lane;
         let parks = self.rules.on_dead == OnDead::Park;
+        if parks {
+            self.leave_lane(sequence);
+        }
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
         // A lane passes a dead event only after the fenced write of that death succeeded.
         entry.state = State::Settling(match lane {
             Some(_) if parks => Then::BlockLane,
@@ -107,7 +158,7 @@ impl Lanes {
         });
         let verdict = Verdict::Dead {
             error,
-            destination: self.rules.destinations[0].clone(),
+            destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),
             parked: lane.filter(|_| parks).map(|lane| lane.key),
         };
         let unsettled = unsettled(sequence, entry, verdict);
@@ -122,43 +173,60 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        lane.in_flight = false;
         lane.held |= lane.block == Block::Releasing;
         lane.block = block;
         lane.written = None;
         if self.rules.global {
             return;
         }
+        self.hold_queue(id);
+    }
+
+    /// Whatever waits in the lane is marked held and leaves the memory.
+    pub(super) fn hold_queue(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else {
+            return;
+        };
         for follower in std::mem::take(&mut lane.queue) {
-            let Some(entry) = self.known.get_mut(&follower.sequence) else {
-                continue;
-            };
-            let hot = entry.hot;
-            if follower.held {
-                // It never stopped being held in the database.
-                self.known.remove(&follower.sequence);
-            } else {
-                entry.state = State::Settling(Then::Hold);
-                lane.held = true;
-                lane.holds += 1;
-                self.settlements.push_back(Unsettled {
-                    settlement: Settlement {
-                        sequence: follower.sequence,
-                        shard: entry.shard,
-                        attempts: entry.attempts,
-                        verdict: Verdict::Held {
-                            destination: self.rules.destinations[usize::from(id.destination)]
-                                .clone(),
-                            key: id.key,
-                        },
-                    },
-                    lease: entry.lease.clone(),
-                });
-                self.stats.held += 1;
+            if let Some(entry) = self.known.get(&follower.sequence) {
+                self.destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
+                self.hold_follower(id, follower.sequence);
             }
-            let count = if hot { &mut self.waiting_hot } else { &mut self.waiting_cold };
-            *count -= 1;
         }
+    }
+
+    /// A follower of what blocks the lane is marked held and leaves the memory.
+    pub(super) fn hold_follower(&mut self, id: LaneId, sequence: i64) {
+        let (Some(entry), Some(lane)) = (self.known.get_mut(&sequence), self.lanes.get_mut(&id))
+        else {
+            return;
+        };
+        lane.held = true;
+        if entry.held {
+            // It never stopped being held in the database.
+            self.known.remove(&sequence);
+            return;
+        }
+        lane.holds += 1;
+        entry.state = State::Settling(Then::Hold);
+        let verdict = Verdict::Held {
+            destination: self.destinations[usize::from(id.destination)].rules.name.clone(),
+            key: id.key,
+        };
+        let unsettled = unsettled(sequence, entry, verdict);
+        // In order: a relay that dies between two of these writes must leave the later ones to the
+        // cursor, not the earlier ones.
+        let mut at = self.settlements.len();
+        for (index, other) in self.settlements.iter().enumerate().rev() {
+            if other.settlement.verdict == unsettled.settlement.verdict {
+                if other.settlement.sequence < sequence {
+                    break;
+                }
+                at = index;
+            }
+        }
+        self.settlements.insert(at, unsettled);
+        self.stats.held += 1;
     }
 
     /// The lane's head is out of the way.
@@ -166,9 +234,12 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        lane.in_flight = false;
+        lane.in_flight = lane.in_flight.saturating_sub(1);
         if self.rules.global {
             lane.block = Block::Open;
+        }
+        if lane.in_flight > 0 {
+            return;
         }
         if !lane.queue.is_empty() {
             self.schedule(id);

@@ -1,8 +1,10 @@
 //! What was written leaves, and held followers come back.
 
+use std::time::Instant;
+
 use posthaste_core::store::Fetched;
 
-use super::{LaneId, Lanes, Offered, Origin, RELEASE_LIMIT, State, Then, Unsettled, lane::Block};
+use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, State, Then, Unsettled, lane::Block};
 
 impl Lanes {
     /// How many outcomes wait to be written.
@@ -17,7 +19,7 @@ impl Lanes {
     }
 
     /// These were written.
-    pub fn settled(&mut self, sequences: impl IntoIterator<Item = i64>) {
+    pub fn settled(&mut self, sequences: impl IntoIterator<Item = i64>, now: Instant) {
         for sequence in sequences {
             let Some(entry) = self.known.get_mut(&sequence) else {
                 continue;
@@ -29,7 +31,13 @@ impl Lanes {
             if then == Then::Dispatch {
                 if self.rules.unordered || self.shards.contains_key(&entry.shard) {
                     entry.state = State::Suspect;
-                    self.careful.recorded(sequence);
+                    let of = &self.destinations[usize::from(entry.destination)];
+                    if of.breaker.lets(sequence) {
+                        self.careful.recorded(sequence);
+                    } else {
+                        // Others wait until this one is through, and it cannot go.
+                        self.put_back(sequence, now);
+                    }
                 } else {
                     // The shard is being handed over: the next owner finds the record.
                     self.known.remove(&sequence);
@@ -96,6 +104,12 @@ impl Lanes {
         if lane.holds > 0 || lane.reading {
             return;
         }
+        let breaker = &self.destinations[usize::from(id.destination)].breaker;
+        if !breaker.is_closed() && !breaker.wants_probe() {
+            // When it closes, this is asked again.
+            lane.again = true;
+            return;
+        }
         lane.reading = true;
         lane.again = false;
         self.releases.push(id);
@@ -106,12 +120,12 @@ impl Lanes {
         std::mem::take(&mut self.releases)
             .into_iter()
             .filter(|id| self.lanes.contains_key(id))
-            .map(|id| (id, self.rules.destinations[usize::from(id.destination)].clone()))
+            .map(|id| (id, self.name_of(id.destination)))
             .collect()
     }
 
     /// The lane's held followers, in order; `None` when they could not be read.
-    pub fn released(&mut self, id: LaneId, rows: Option<Vec<Fetched>>) {
+    pub fn released(&mut self, id: LaneId, rows: Option<Vec<Fetched>>, now: Instant) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
@@ -121,15 +135,16 @@ impl Lanes {
             return;
         };
         let full = rows.len() >= RELEASE_LIMIT;
-        let mut accepted = false;
         for row in rows {
-            accepted |= self.offer(row, Origin::Held, None) == Offered::Accepted;
+            self.offer(row, Origin::Held, None, now);
         }
+        let closed = self.at(id.destination).breaker.is_closed();
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        lane.again |= full;
-        if !accepted && lane.block == Block::Releasing && !lane.busy() {
+        // They stay held until the destination takes events again.
+        lane.again |= full || !closed;
+        if closed && lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty() {
             self.lane_done(id);
         }
     }

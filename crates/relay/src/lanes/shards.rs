@@ -46,28 +46,30 @@ impl Lanes {
     }
 
     pub(super) fn forget_waiting(&mut self, shards: &BTreeSet<u16>) {
-        let (mut hot, mut cold) = (0, 0);
         let mut under_way = BTreeSet::new();
+        let destinations = &mut self.destinations;
         self.known.retain(|_, entry| {
             if !shards.contains(&entry.shard) {
                 return true;
             }
             match entry.state {
-                State::Waiting if entry.hot => hot += 1,
-                State::Waiting => cold += 1,
+                State::Waiting => {
+                    destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
+                }
                 State::InFlight | State::Settling(_) => under_way.extend(entry.lane),
-                State::Suspect | State::Leaving { .. } | State::Orphan => {}
+                State::Suspect | State::Undecided | State::Leaving { .. } | State::Orphan => {}
             }
-            !matches!(entry.state, State::Waiting | State::Suspect)
+            !matches!(entry.state, State::Waiting | State::Suspect | State::Undecided)
         });
-        self.waiting_hot -= hot;
-        self.waiting_cold -= cold;
         let known = &self.known;
-        for ready in [&mut self.hot, &mut self.cold] {
-            ready.retain(|item| match item {
-                Ready::Lane(_) => true,
-                Ready::Single(pending) => known.contains_key(&pending.sequence),
-            });
+        for destination in &mut self.destinations {
+            for hot in [true, false] {
+                destination.queue(hot).retain(|item| match item {
+                    Ready::Lane(_) => true,
+                    Ready::Single(pending) => known.contains_key(&pending.sequence),
+                });
+            }
+            destination.undecided.retain(|undecided| known.contains_key(&undecided.sequence));
         }
         self.careful.forget(|sequence| known.contains_key(&sequence));
         self.lanes.retain(|id, lane| !shards.contains(&lane.shard) || under_way.contains(id));
@@ -82,7 +84,10 @@ impl Lanes {
         self.known
             .values()
             .filter(|entry| {
-                matches!(entry.state, State::InFlight | State::Settling(_) | State::Orphan)
+                matches!(
+                    entry.state,
+                    State::InFlight | State::Undecided | State::Settling(_) | State::Orphan
+                )
             })
             .map(|entry| entry.shard)
             .collect()
@@ -90,9 +95,7 @@ impl Lanes {
 
     /// The lane is blocked in the database, left so by an earlier owner.
     pub fn block(&mut self, shard: u16, blocked: &Blocked) {
-        let Some(destination) = self.destination_index(&blocked.destination) else {
-            return;
-        };
+        let destination = self.destination_of(&blocked.destination);
         let id = LaneId { destination, key: blocked.key };
         // A read that is under way does not know this shard: its silence says nothing.
         let next = self.leaving.next_read();
@@ -120,9 +123,9 @@ impl Lanes {
         let still: BTreeSet<LaneId> = blocked
             .iter()
             .filter(|lane| lane.waiting || lane.parked)
-            .filter_map(|lane| {
-                let destination = self.destination_index(&lane.destination)?;
-                Some(LaneId { destination, key: lane.key })
+            .map(|lane| LaneId {
+                destination: self.destination_of(&lane.destination),
+                key: lane.key,
             })
             .collect();
         let freed: Vec<LaneId> = self

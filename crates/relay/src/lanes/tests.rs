@@ -1,7 +1,11 @@
 //! Lanes against a model of the database: any schedule of reads, outcomes, settles and crashes
 //! loses nothing and keeps order.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::OnceLock,
+    time::Instant,
+};
 
 use posthaste_core::{Event, store::Blocked};
 use proptest::prelude::*;
@@ -16,6 +20,10 @@ use super::*;
 
 mod schedule;
 
+fn one() -> Vec<DestinationRules> {
+    vec![DestinationRules { name: "there".to_owned(), together: false }]
+}
+
 fn rules(on_dead: OnDead, global: bool) -> Rules {
     Rules {
         global,
@@ -23,8 +31,15 @@ fn rules(on_dead: OnDead, global: bool) -> Rules {
         on_dead,
         max_attempts: 3,
         wait: Box::new(|n| Duration::from_millis(u64::from(n))),
-        destinations: vec!["there".to_owned()],
+        destinations: one(),
+        route: None,
+        cold_queue: 1_000,
     }
+}
+
+fn now() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
 }
 
 fn envelope(sequence: i64, key: u8) -> Envelope {
@@ -60,7 +75,7 @@ fn open(on_dead: OnDead) -> Lanes {
 }
 
 fn dispatch(lanes: &mut Lanes) -> Vec<i64> {
-    lanes.next_batch(100, i64::MAX).0.iter().map(|envelope| envelope.sequence).collect()
+    lanes.next_batch(0, 100, i64::MAX).0.iter().map(|envelope| envelope.sequence).collect()
 }
 
 /// Writes everything that waits to be written, and says so. Gives what it was.
@@ -70,7 +85,7 @@ fn settle(lanes: &mut Lanes) -> Vec<(i64, Verdict)> {
         .into_iter()
         .map(|unsettled| (unsettled.settlement.sequence, unsettled.settlement.verdict))
         .collect();
-    lanes.settled(written.iter().map(|(sequence, _)| *sequence));
+    lanes.settled(written.iter().map(|(sequence, _)| *sequence), now());
     written
 }
 
@@ -78,10 +93,10 @@ fn settle(lanes: &mut Lanes) -> Vec<(i64, Verdict)> {
 fn events_of_one_key_go_one_after_the_other_and_keys_side_by_side() {
     let mut lanes = open(OnDead::Skip);
     for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
-        assert_eq!(lanes.offer(row(sequence, key), Origin::Cold, None), Offered::Accepted);
+        assert_eq!(lanes.offer(row(sequence, key), Origin::Cold, None, now()), Offered::Accepted);
     }
     assert_eq!(dispatch(&mut lanes), [1, 3]);
-    lanes.outcome(1, Outcome::Delivered);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
     assert_eq!(dispatch(&mut lanes), [2]);
 }
 
@@ -89,18 +104,18 @@ fn events_of_one_key_go_one_after_the_other_and_keys_side_by_side() {
 fn a_failed_event_blocks_only_its_own_lane_and_its_followers_are_marked_held_once() {
     let mut lanes = open(OnDead::Skip);
     for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
-        lanes.offer(row(sequence, key), Origin::Cold, None);
+        lanes.offer(row(sequence, key), Origin::Cold, None, now());
     }
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::retry("no"));
-    lanes.outcome(3, Outcome::Delivered);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    lanes.published(vec![(3, Outcome::Delivered)], now());
     let written = settle(&mut lanes);
-    assert!(matches!(written[0], (1, Verdict::Retry { .. })), "{written:?}");
-    assert!(matches!(written[1], (2, Verdict::Held { .. })), "{written:?}");
-    assert!(matches!(written[2], (3, Verdict::Sent)), "{written:?}");
+    assert!(matches!(written[0], (3, Verdict::Sent)), "{written:?}");
+    assert!(matches!(written[1], (1, Verdict::Retry { .. })), "{written:?}");
+    assert!(matches!(written[2], (2, Verdict::Held { .. })), "{written:?}");
     // Later followers are held as well; other keys go on.
-    assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None), Offered::Held);
-    assert_eq!(lanes.offer(row(5, 2), Origin::Cold, None), Offered::Accepted);
+    assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None, now()), Offered::Held);
+    assert_eq!(lanes.offer(row(5, 2), Origin::Cold, None, now()), Offered::Accepted);
     assert_eq!(dispatch(&mut lanes), [5]);
 }
 
@@ -108,40 +123,40 @@ fn a_failed_event_blocks_only_its_own_lane_and_its_followers_are_marked_held_onc
 fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
     let mut lanes = open(OnDead::Skip);
     for sequence in 1..=3 {
-        lanes.offer(row(sequence, 1), Origin::Cold, None);
+        lanes.offer(row(sequence, 1), Origin::Cold, None, now());
     }
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::retry("no"));
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
     settle(&mut lanes);
     let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
-    assert_eq!(lanes.offer(due, Origin::Due, None), Offered::Accepted);
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Accepted);
     assert_eq!(dispatch(&mut lanes), [1]);
     // Written while the head is under way: must not overtake 2 and 3.
-    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None), Offered::Held);
-    lanes.outcome(1, Outcome::Delivered);
+    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None, now()), Offered::Held);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
     assert!(lanes.next_releases().is_empty(), "4 is not written yet");
     settle(&mut lanes);
     let (lane, destination) = lanes.next_releases().pop().unwrap();
     assert_eq!(destination, "there");
     let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
-    lanes.released(lane, Some(vec![held(2), held(3), held(4)]));
+    lanes.released(lane, Some(vec![held(2), held(3), held(4)]), now());
     for sequence in [2, 3, 4] {
         assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.outcome(sequence, Outcome::Delivered);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
     }
     settle(&mut lanes);
     assert!(lanes.next_releases().is_empty());
     assert!(lanes.is_idle());
-    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None), Offered::Accepted);
+    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Accepted);
 }
 
 #[test]
 fn a_lane_passes_a_dead_event_only_after_its_death_was_written() {
     let mut lanes = open(OnDead::Skip);
-    lanes.offer(row(1, 1), Origin::Cold, None);
-    lanes.offer(row(2, 1), Origin::Cold, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::dead("never"));
+    lanes.published(vec![(1, Outcome::dead("never"))], now());
     assert!(dispatch(&mut lanes).is_empty());
     settle(&mut lanes);
     assert_eq!(dispatch(&mut lanes), [2]);
@@ -150,16 +165,16 @@ fn a_lane_passes_a_dead_event_only_after_its_death_was_written() {
 #[test]
 fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     let mut lanes = open(OnDead::Park);
-    lanes.offer(row(1, 1), Origin::Cold, None);
-    lanes.offer(row(2, 1), Origin::Cold, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::dead("never"));
+    lanes.published(vec![(1, Outcome::dead("never"))], now());
     settle(&mut lanes);
     assert!(dispatch(&mut lanes).is_empty());
     let nudge = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
-    assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None), Offered::Ignored);
+    assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None, now()), Offered::Ignored);
     let (lane, _) = lanes.next_releases().pop().unwrap();
-    lanes.released(lane, Some(vec![nudge]));
+    lanes.released(lane, Some(vec![nudge]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
 }
 
@@ -168,17 +183,17 @@ fn the_tenth_failure_is_the_last_and_retry_after_burns_no_attempt() {
     let mut lanes = open(OnDead::Skip);
     let due = |attempts| Fetched { wait: Some(Wait::Retry), attempts, ..row(1, 1) };
     let patience = Outcome::Retry { error: "later".to_owned(), after: Some(Duration::ZERO) };
-    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
     for (outcome, attempts) in [(patience, 0), (Outcome::retry("1"), 1), (Outcome::retry("2"), 2)] {
         dispatch(&mut lanes);
-        lanes.outcome(1, outcome);
+        lanes.published(vec![(1, outcome)], now());
         let unsettled = lanes.next_settlements(1).pop().unwrap();
         assert_eq!(unsettled.settlement.attempts, attempts);
-        lanes.settled([1]);
-        lanes.offer(due(attempts), Origin::Due, None);
+        lanes.settled([1], now());
+        lanes.offer(due(attempts), Origin::Due, None, now());
     }
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::retry("3"));
+    lanes.published(vec![(1, Outcome::retry("3"))], now());
     let unsettled = lanes.next_settlements(1).pop().unwrap();
     assert_eq!(unsettled.settlement.attempts, 3);
     assert!(matches!(unsettled.settlement.verdict, Verdict::Dead { .. }));
@@ -187,8 +202,13 @@ fn the_tenth_failure_is_the_last_and_retry_after_burns_no_attempt() {
 #[test]
 fn a_row_that_cannot_be_decoded_dies_in_its_turn_and_the_rows_behind_it_go_on() {
     let mut lanes = open(OnDead::Skip);
-    lanes.offer(Fetched { content: Err("headers".to_owned()), ..row(1, 1) }, Origin::Cold, None);
-    lanes.offer(row(2, 1), Origin::Cold, None);
+    lanes.offer(
+        Fetched { content: Err("headers".to_owned()), ..row(1, 1) },
+        Origin::Cold,
+        None,
+        now(),
+    );
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
     assert!(dispatch(&mut lanes).is_empty());
     assert!(matches!(settle(&mut lanes)[0], (1, Verdict::Dead { .. })));
     assert_eq!(dispatch(&mut lanes), [2]);
@@ -199,9 +219,9 @@ fn a_suspect_is_recorded_before_it_is_dispatched_and_dies_alone() {
     let mut lanes = Lanes::new(rules(OnDead::Skip, false));
     lanes.open_shard(0, Some(40));
     for sequence in 1..=40 {
-        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None);
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
     }
-    lanes.offer(row(41, 41), Origin::Cold, None);
+    lanes.offer(row(41, 41), Origin::Cold, None, now());
     assert_eq!(dispatch(&mut lanes), [41], "what came after the crash needs no care");
     let recorded = settle(&mut lanes);
     assert_eq!(recorded.len(), 16);
@@ -214,18 +234,23 @@ fn a_suspect_is_recorded_before_it_is_dispatched_and_dies_alone() {
     for sequence in 1..=16 {
         let due =
             Fetched { wait: Some(Wait::Suspect), attempts: 1, ..row(sequence, sequence as u8) };
-        lanes.offer(due, Origin::Due, None);
+        lanes.offer(due, Origin::Due, None, now());
     }
     dispatch(&mut lanes);
     assert_eq!(settle(&mut lanes).len(), 1);
     assert_eq!(dispatch(&mut lanes), [1]);
-    lanes.outcome(1, Outcome::Delivered);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
     dispatch(&mut lanes);
     assert_eq!(settle(&mut lanes).len(), 2, "sent, and the next one's record");
 
     // One that was recorded as often as may be is dead without another try.
     let mut lanes = open(OnDead::Skip);
-    lanes.offer(Fetched { wait: Some(Wait::Suspect), attempts: 3, ..row(7, 7) }, Origin::Due, None);
+    lanes.offer(
+        Fetched { wait: Some(Wait::Suspect), attempts: 3, ..row(7, 7) },
+        Origin::Due,
+        None,
+        now(),
+    );
     assert!(dispatch(&mut lanes).is_empty());
     assert!(matches!(settle(&mut lanes)[0], (7, Verdict::Dead { .. })));
 }
@@ -234,11 +259,11 @@ fn a_suspect_is_recorded_before_it_is_dispatched_and_dies_alone() {
 fn what_a_read_began_before_the_settle_brings_back_is_ignored() {
     let mut lanes = open(OnDead::Skip);
     let read = lanes.read_began();
-    lanes.offer(row(1, 1), Origin::Hot, None);
+    lanes.offer(row(1, 1), Origin::Hot, None, now());
     dispatch(&mut lanes);
-    lanes.outcome(1, Outcome::Delivered);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
     settle(&mut lanes);
-    assert_eq!(lanes.offer(row(1, 1), Origin::Cold, None), Offered::Ignored);
+    assert_eq!(lanes.offer(row(1, 1), Origin::Cold, None, now()), Offered::Ignored);
     lanes.read_merged(read);
     assert_eq!(lanes.in_memory(), 0);
 }
@@ -246,11 +271,11 @@ fn what_a_read_began_before_the_settle_brings_back_is_ignored() {
 #[test]
 fn an_outcome_after_the_shard_was_lost_is_counted_and_written_nowhere() {
     let mut lanes = open(OnDead::Skip);
-    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
     dispatch(&mut lanes);
     lanes.lose_shards(&BTreeSet::from([0]));
     assert_eq!(lanes.busy_shards(), BTreeSet::from([0]), "not to be taken back yet");
-    lanes.outcome(1, Outcome::Delivered);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
     assert_eq!((lanes.unsettled(), lanes.stats.stale_settles), (0, 1));
     assert!(lanes.busy_shards().is_empty());
 }
@@ -260,21 +285,21 @@ fn hot_and_cold_are_drained_two_to_one() {
     let mut lanes = open(OnDead::Skip);
     for sequence in 0..30 {
         let origin = if sequence < 15 { Origin::Cold } else { Origin::Hot };
-        lanes.offer(row(sequence, sequence as u8), origin, None);
+        lanes.offer(row(sequence, sequence as u8), origin, None, now());
     }
     let first: Vec<bool> =
-        lanes.next_batch(9, i64::MAX).0.iter().map(|e| e.sequence >= 15).collect();
+        lanes.next_batch(0, 9, i64::MAX).0.iter().map(|e| e.sequence >= 15).collect();
     assert_eq!(first, [true, true, false, true, true, false, true, true, false]);
 }
 
 #[test]
 fn nothing_behind_the_reservation_is_handed_out() {
     let mut lanes = open(OnDead::Skip);
-    lanes.offer(row(1, 1), Origin::Cold, None);
-    lanes.offer(row(20, 2), Origin::Cold, None);
-    let (batch, wanted) = lanes.next_batch(10, 10);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(20, 2), Origin::Cold, None, now());
+    let (batch, wanted) = lanes.next_batch(0, 10, 10);
     assert_eq!((batch.len(), wanted), (1, true));
-    assert_eq!(lanes.next_batch(10, 20).0[0].sequence, 20);
+    assert_eq!(lanes.next_batch(0, 10, 20).0[0].sequence, 20);
 }
 
 #[test]
@@ -282,37 +307,42 @@ fn under_global_a_failed_event_holds_everything_and_nothing_is_marked() {
     let mut lanes = Lanes::new(rules(OnDead::Skip, true));
     lanes.open_shard(0, None);
     for sequence in 1..=3 {
-        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None);
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
     }
     assert_eq!(dispatch(&mut lanes), [1]);
-    lanes.outcome(1, Outcome::retry("no"));
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
     assert_eq!(settle(&mut lanes).len(), 1);
     assert!(dispatch(&mut lanes).is_empty());
-    lanes.offer(Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) }, Origin::Due, None);
+    lanes.offer(
+        Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) },
+        Origin::Due,
+        None,
+        now(),
+    );
     for sequence in 1..=3 {
         assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.outcome(sequence, Outcome::Delivered);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
     }
 }
 
 #[test]
 fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
     let mut lanes = open(OnDead::Park);
-    lanes.offer(row(1, 1), Origin::Cold, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
     dispatch(&mut lanes);
     let early = lanes.read_began();
-    lanes.outcome(1, Outcome::dead("never"));
+    lanes.published(vec![(1, Outcome::dead("never"))], now());
     settle(&mut lanes);
     // This read began before the death was written: its silence says nothing.
     lanes.reconcile(early, &[]);
     lanes.read_merged(early);
-    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None), Offered::Held);
+    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
     settle(&mut lanes);
     let read = lanes.read_began();
     lanes.reconcile(read, &[]);
     lanes.read_merged(read);
     let (lane, _) = lanes.next_releases().pop().unwrap();
-    lanes.released(lane, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]));
+    lanes.released(lane, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
 }
 
@@ -327,5 +357,5 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     lanes.reconcile(early, &[]);
     lanes.read_merged(early);
     assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
-    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None), Offered::Held);
+    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
 }

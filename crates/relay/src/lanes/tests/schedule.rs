@@ -1,7 +1,13 @@
-//! Random schedules: writes, reads that linger, outcomes, settles that linger, crashes and
+//! Random schedules: writes, reads that linger, outcomes, outages, settles that linger, crashes and
 //! hand-overs, in any order, against a model of the table.
 
+use posthaste_core::store::{Page, Position};
+
 use super::*;
+use crate::{Config, source::Source};
+
+/// Most rows of one read of a destination's own cursor: small, so that it takes several.
+const PAGE: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stand {
@@ -19,8 +25,26 @@ struct Stored {
 }
 
 /// A read under way: its number, what it looks for, what it saw, and how far it went (for the hot
-/// path: the key's previous event).
+/// path: the key's previous event; for a destination's own cursor: its generation).
 type Reading = (u64, Origin, Option<LaneId>, Vec<Fetched>, i64);
+
+/// Two destinations: one takes several events of a key together, the other one by one.
+fn two(on_dead: OnDead) -> Rules {
+    let destination = |name: &str, together| DestinationRules { name: name.to_owned(), together };
+    Rules {
+        destinations: vec![destination("together", true), destination("single", false)],
+        route: Some(Box::new(|envelope| {
+            let destination = destination_of(envelope.event.aggregate_id().unwrap_or_default());
+            Ok(Routed { destination, topic: None })
+        })),
+        cold_queue: 4,
+        ..rules(on_dead, false)
+    }
+}
+
+fn destination_of(key: &str) -> u16 {
+    u16::from(key.parse().is_ok_and(|key: u8| key % 2 == 1))
+}
 
 /// The table, the relay's lanes, and everything that is under way between them.
 struct World {
@@ -31,7 +55,11 @@ struct World {
     /// What a crash leaves for the next owner.
     mark: i64,
     reads: VecDeque<Reading>,
-    in_flight: Vec<i64>,
+    /// The cursors of destinations that are behind; the driver's own.
+    source: Source,
+    now: Instant,
+    up: [bool; 2],
+    in_flight: Vec<Vec<i64>>,
     settling: Option<Vec<Unsettled>>,
     /// Order of first acknowledgements.
     acknowledged: Vec<i64>,
@@ -42,10 +70,13 @@ impl World {
         let mut world = Self {
             table: BTreeMap::new(),
             on_dead,
-            lanes: Lanes::new(rules(on_dead, false)),
+            lanes: Lanes::new(two(on_dead)),
             cursor: 0,
             mark: 0,
             reads: VecDeque::new(),
+            source: Source::new(&Config::default(), now()),
+            now: now(),
+            up: [true; 2],
             in_flight: Vec::new(),
             settling: None,
             acknowledged: Vec::new(),
@@ -68,11 +99,21 @@ impl World {
         self.table.insert(sequence, Stored { key, stand: Stand::Fresh, attempts: 0 });
     }
 
+    /// One poll is under way at a time, whoever's cursor it moves.
+    fn polling(&self) -> bool {
+        self.reads.iter().any(|(_, origin, ..)| {
+            matches!(origin, Origin::Cold | Origin::Due | Origin::CatchUp(_))
+        })
+    }
+
     fn begin_read(&mut self, origin: Origin) {
+        if self.polling() {
+            return;
+        }
         let wanted = |stored: &Stored| match origin {
             Origin::Cold | Origin::Hot => stored.stand == Stand::Fresh,
             Origin::Due => matches!(stored.stand, Stand::Waits(Wait::Retry | Wait::Suspect)),
-            Origin::Held => false,
+            Origin::Held | Origin::CatchUp(_) => false,
         };
         let from = if origin == Origin::Cold { self.cursor } else { 0 };
         let rows: Vec<Fetched> = self
@@ -133,56 +174,130 @@ impl World {
             return;
         };
         match (origin, lane) {
-            (Origin::Held, Some(lane)) => self.lanes.released(lane, Some(rows)),
+            (Origin::Held, Some(lane)) => self.lanes.released(lane, Some(rows), self.now),
             (Origin::Hot, _) => {
                 if until == 0 || self.lanes.in_hand(until) {
-                    for row in rows {
-                        self.lanes.offer(row, origin, None);
-                    }
+                    self.offer(rows, origin);
                 }
             }
+            (Origin::CatchUp(destination), _) => self.caught(destination, rows, until as u64),
             _ => {
-                for row in rows {
-                    self.lanes.offer(row, origin, None);
-                }
+                self.offer(rows, origin);
                 if origin == Origin::Cold {
                     self.cursor = self.cursor.max(until);
+                    self.source.read_ahead(&page(self.cursor, true), self.source.generation(), 0);
                 }
             }
         }
+        self.note_skipped();
         self.lanes.read_merged(read);
     }
 
-    fn dispatch(&mut self, max: usize) {
-        for envelope in self.lanes.next_batch(max, i64::MAX).0 {
-            let sequence = envelope.sequence;
-            let key = self.table[&sequence].key;
-            for (earlier, stored) in self.table.range(..sequence).filter(|(_, s)| s.key == key) {
-                assert!(
-                    stored.stand == Stand::Dead || self.acknowledged.contains(earlier),
-                    "{sequence} was handed over before {earlier} ({:?})",
-                    stored.stand
-                );
-            }
-            self.in_flight.push(sequence);
+    fn offer(&mut self, rows: Vec<Fetched>, origin: Origin) {
+        for row in rows {
+            self.lanes.offer(row, origin, None, self.now);
+        }
+        self.note_skipped();
+    }
+
+    fn note_skipped(&mut self) {
+        for (destination, sequence) in self.lanes.take_skipped() {
+            self.source.fall_behind(destination, sequence);
         }
     }
 
+    /// A destination that is behind reads on, as the driver does it.
+    fn begin_catch_up(&mut self, pick: usize) {
+        let behind: Vec<u16> = self.source.behind().collect();
+        let Some(destination) = behind.get(pick % behind.len().max(1)).copied() else { return };
+        let wanted = self.lanes.wants_probe(destination)
+            || self.lanes.room_behind(destination, usize::MAX) > 0;
+        if self.polling() || !wanted {
+            return;
+        }
+        let from = self.source.begin_behind(destination);
+        let rows: Vec<Fetched> = self
+            .table
+            .range(from + 1..)
+            .filter(|(_, stored)| stored.stand == Stand::Fresh)
+            .map(|(sequence, _)| self.fetched(*sequence))
+            .take(PAGE)
+            .collect();
+        let read = self.lanes.read_began();
+        let generation = self.source.behind_generation(destination) as i64;
+        self.reads.push_back((read, Origin::CatchUp(destination), None, rows, generation));
+    }
+
+    fn caught(&mut self, destination: u16, rows: Vec<Fetched>, generation: u64) {
+        let until = rows.last().map_or(self.source.behind_position(destination), |r| r.sequence);
+        let page = page(until, rows.len() < PAGE);
+        if !self.source.is_behind_since(destination, generation) {
+            return;
+        }
+        let taken = self.lanes.catch_up(destination, rows, self.now);
+        self.note_skipped();
+        if self.source.read_behind(destination, &page, generation, taken) {
+            self.lanes.caught_up(destination);
+        }
+    }
+
+    fn dispatch(&mut self, max: usize) {
+        self.lanes.wake_breakers(self.now);
+        for destination in 0..self.lanes.destinations() {
+            let batch = self.lanes.next_batch(destination, max, i64::MAX).0;
+            let mut ahead: BTreeSet<i64> = BTreeSet::new();
+            for envelope in &batch {
+                let sequence = envelope.sequence;
+                let key = self.table[&sequence].key;
+                for (earlier, stored) in self.table.range(..sequence).filter(|(_, s)| s.key == key)
+                {
+                    assert!(
+                        stored.stand == Stand::Dead
+                            || self.acknowledged.contains(earlier)
+                            || ahead.contains(earlier),
+                        "{sequence} was handed over before {earlier} ({:?})",
+                        stored.stand
+                    );
+                }
+                ahead.insert(sequence);
+            }
+            if !batch.is_empty() {
+                self.in_flight.push(batch.iter().map(|envelope| envelope.sequence).collect());
+            }
+        }
+        self.lanes.judge_all(self.now);
+        self.note_skipped();
+    }
+
+    /// A batch is answered: a prefix of it is accepted, the rest is not; or each for itself.
     fn outcome(&mut self, pick: usize, kind: usize) {
         if self.in_flight.is_empty() {
             return;
         }
-        let sequence = self.in_flight.swap_remove(pick % self.in_flight.len());
-        let outcome = match kind % 8 {
-            0 => Outcome::retry("no"),
-            1 => Outcome::dead("never"),
-            2 => Outcome::Retry { error: String::new(), after: Some(Duration::ZERO) },
-            _ => Outcome::Delivered,
-        };
-        if outcome == Outcome::Delivered && !self.acknowledged.contains(&sequence) {
-            self.acknowledged.push(sequence);
+        let batch = self.in_flight.swap_remove(pick % self.in_flight.len());
+        let destination = destination_of(&self.table[&batch[0]].key.to_string());
+        let up = self.up[usize::from(destination)];
+        let mut failed = false;
+        let mut outcomes = Vec::new();
+        for (index, sequence) in batch.into_iter().enumerate() {
+            let outcome = match (kind + index * 5) % 8 {
+                _ if destination == 0 && failed => Outcome::retry("behind one that failed"),
+                0 | 1 if !up => Outcome::retry("no answer"),
+                _ if !up => Outcome::unavailable("down"),
+                0 => Outcome::retry("no"),
+                1 => Outcome::dead("never"),
+                2 => Outcome::Retry { error: String::new(), after: Some(Duration::ZERO) },
+                3 => Outcome::unavailable("this one not"),
+                _ => Outcome::Delivered,
+            };
+            failed |= outcome != Outcome::Delivered;
+            if outcome == Outcome::Delivered && !self.acknowledged.contains(&sequence) {
+                self.acknowledged.push(sequence);
+            }
+            outcomes.push((sequence, outcome));
         }
-        self.lanes.outcome(sequence, outcome);
+        self.lanes.published(outcomes, self.now);
+        self.note_skipped();
     }
 
     fn begin_settle(&mut self) {
@@ -212,7 +327,7 @@ impl World {
 
     fn end_settle(&mut self) {
         if let Some(batch) = self.settling.take() {
-            self.lanes.settled(batch.iter().map(|unsettled| unsettled.settlement.sequence));
+            self.lanes.settled(batch.iter().map(|unsettled| unsettled.settlement.sequence), now());
             if self.on_dead == OnDead::Park {
                 self.nudge();
             }
@@ -232,17 +347,20 @@ impl World {
             .map(|(sequence, _)| *sequence)
             .collect();
         for sequence in held {
-            self.lanes.offer(self.fetched(sequence), Origin::Due, None);
+            self.offer(vec![self.fetched(sequence)], Origin::Due);
         }
     }
 
     fn save_mark(&mut self) {
-        self.mark = self.lanes.mark(self.cursor);
+        let mark = self.lanes.mark(self.cursor);
+        self.mark = self.source.behind_mark().map_or(mark, |behind| mark.min(behind));
     }
 
     /// The relay dies and another takes over: from the mark, with what the table says is blocked.
     fn crash(&mut self) {
-        self.lanes = Lanes::new(rules(self.on_dead, false));
+        self.lanes = Lanes::new(two(self.on_dead));
+        self.source = Source::new(&Config::default(), now());
+        self.source.rewind(page(self.mark, true).position);
         let last = self.table.keys().last().copied();
         self.lanes.open_shard(0, last);
         self.cursor = self.mark;
@@ -263,7 +381,7 @@ impl World {
         }
         for (key, waiting) in blocked {
             let lane = Blocked {
-                destination: "there".to_owned(),
+                destination: ["together", "single"][usize::from(key % 2)].to_owned(),
                 key: Key(i64::from(key)),
                 waiting,
                 parked: false,
@@ -274,9 +392,15 @@ impl World {
 
     /// Lets everything end well, and checks that nothing is left.
     fn finish(&mut self) {
-        for _ in 0..2_000 {
-            self.begin_read(Origin::Cold);
-            self.begin_read(Origin::Due);
+        self.up = [true; 2];
+        for turn in 0..2_000 {
+            self.now += Duration::from_secs(1);
+            self.lanes.wake_breakers(self.now);
+            match turn % 3 {
+                0 => self.begin_read(Origin::Cold),
+                1 => self.begin_read(Origin::Due),
+                _ => self.begin_catch_up(turn / 3),
+            }
             self.begin_release();
             while !self.reads.is_empty() {
                 self.merge_read(0);
@@ -296,13 +420,16 @@ impl World {
                 return;
             }
         }
-        panic!("never came to an end: {:?}", self.table);
+        panic!(
+            "never came to an end: {:?}\n{:?}\n{:?}\n{:?}\n{:?}",
+            self.table, self.lanes.known, self.lanes.destinations, self.lanes.lanes, self.source
+        );
     }
 }
 
 fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
-    match action % 16 {
+    match action % 20 {
         0 | 1 => world.write((pick % 3) as u8),
         2 | 3 => world.begin_read(Origin::Cold),
         4 => world.begin_read(Origin::Due),
@@ -313,9 +440,16 @@ fn act(world: &mut World, action: u8, pick: u8) {
         11 | 12 => world.outcome(pick, pick / 7),
         13 => world.begin_settle(),
         14 => world.end_settle(),
+        15 | 16 => world.begin_catch_up(pick),
+        17 => world.now += Duration::from_millis(50),
+        18 => world.up[pick % 2] = pick % 3 > 0,
         _ if pick < 32 => world.crash(),
         _ => world.save_mark(),
     }
+}
+
+fn page(sequence: i64, caught_up: bool) -> Page {
+    Page { rows: Vec::new(), position: Position { sequence, context: String::new() }, caught_up }
 }
 
 proptest! {

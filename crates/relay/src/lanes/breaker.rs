@@ -1,0 +1,496 @@
+//! Breakers: an outage is not poison, and poison is not an outage.
+//!
+//! A failure alone says little. It waits, undecided, with its lane, for what the others say:
+//!
+//! ```text
+//!  failure ──► undecided ──┬─ an event that was handed over later is accepted ──► its own: counted
+//!                          ├─ other keys fail too, no success between ─────────► an outage: open
+//!                          └─ nothing else is under way ──► its own, unless it could not be reached
+//! ```
+//!
+//! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
+//! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
+//! longer each time, one event goes alone; the next such probe takes another key. When one is
+//! accepted, the destination's own cursor reads on from the first event that was passed over.
+//!
+//! # When things fail
+//!
+//! A relay that stops or dies meanwhile leaves a mark before the first event that was passed over, so
+//! the next owner finds all of them.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use posthaste_core::{store::Fetched, transport::Outcome};
+
+use super::{Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, lane::Block};
+
+/// So many keys that could not be reached, one after the other, are an outage.
+const UNREACHED_KEYS: usize = 2;
+
+/// So many keys that failed, one after the other, are one while others are still under way.
+const FAILED_KEYS: usize = 5;
+
+/// Pause before the first probe; it doubles with each that fails.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest pause between probes.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Position {
+    #[default]
+    Closed,
+    /// Until then nothing is sent.
+    Open(Instant),
+    /// One event may go, or is under way.
+    HalfOpen(Option<i64>),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Breaker {
+    position: Position,
+    /// Probes that failed since it opened.
+    failures: u32,
+    /// The key of the last probe: the next one is another's.
+    probed: Option<i64>,
+    /// Keys that failed since the last success.
+    failed: BTreeSet<i64>,
+    /// Those of them that could not be reached.
+    unreached: BTreeSet<i64>,
+    opened_at: Option<Instant>,
+    error: String,
+}
+
+/// How a breaker stands, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BreakerState {
+    /// The destination.
+    pub destination: String,
+    /// `closed`, `open` or `half_open`.
+    pub state: &'static str,
+    /// Since when it has not been closed.
+    pub since: Option<Instant>,
+    /// Why it opened, or why the last probe failed.
+    pub error: Option<String>,
+    /// Events were passed over and come through a cursor of its own.
+    pub behind: bool,
+}
+
+/// A failure that may be its event's or its destination's.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    pub(super) sequence: i64,
+    /// What failed with it because it came behind it in the same batch and lane has no outcome of its
+    /// own.
+    outcome: Option<Outcome>,
+    /// The last dispatch that had begun when it failed.
+    at: u64,
+}
+
+impl Breaker {
+    pub(super) fn is_closed(&self) -> bool {
+        self.position == Position::Closed
+    }
+
+    pub(super) fn wants_probe(&self) -> bool {
+        self.position == Position::HalfOpen(None)
+    }
+
+    /// Whether this event may be handed over now.
+    pub(super) fn lets(&self, sequence: i64) -> bool {
+        self.is_closed() || self.probe() == Some(sequence)
+    }
+
+    fn probe(&self) -> Option<i64> {
+        match self.position {
+            Position::HalfOpen(probe) => probe,
+            Position::Closed | Position::Open(_) => None,
+        }
+    }
+
+    fn forget_failures(&mut self) {
+        self.failed.clear();
+        self.unreached.clear();
+    }
+
+    /// How long until the next probe.
+    fn pause(&self) -> Duration {
+        (FIRST_PAUSE * 2_u32.saturating_pow(self.failures)).min(LONGEST_PAUSE)
+    }
+}
+
+impl Lanes {
+    /// Lets breakers whose pause is over try one event. Gives when the next one is due.
+    pub fn wake_breakers(&mut self, now: Instant) -> Option<Instant> {
+        let mut next = None;
+        let mut half_open = Vec::new();
+        for (index, destination) in (0_u16..).zip(&mut self.destinations) {
+            let breaker = &mut destination.breaker;
+            // The probe was lost with its shard, or died before it could be sent.
+            if breaker.probe().is_some_and(|probe| !self.known.contains_key(&probe)) {
+                breaker.position = Position::HalfOpen(None);
+            }
+            if let Position::Open(until) = breaker.position {
+                if now >= until {
+                    breaker.position = Position::HalfOpen(None);
+                    half_open.push(index);
+                } else if next.is_none_or(|known| until < known) {
+                    next = Some(until);
+                }
+            }
+        }
+        for destination in half_open {
+            self.release_for_probe(destination);
+        }
+        next
+    }
+
+    /// Perhaps only held events are left to try the destination with: one lane is read back.
+    fn release_for_probe(&mut self, destination: u16) {
+        let last = self.at(destination).breaker.probed;
+        let lanes = self.lanes.iter().filter(|(id, lane)| {
+            id.destination == destination && lane.block == Block::Releasing && !lane.busy()
+        });
+        if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (Some(id.key.0) == last, id.key)) {
+            self.request_release(id);
+        }
+    }
+
+    /// No event was found to try this destination with: a pause, then again.
+    fn no_probe_found(&mut self, destination: u16, now: Instant) {
+        let breaker = &mut self.at(destination).breaker;
+        if breaker.wants_probe() {
+            breaker.position = Position::Open(now + breaker.pause());
+        }
+    }
+
+    /// A destination that has been tried again and does not answer: its events wait for who knows how
+    /// long.
+    pub fn is_down(&self, destination: u16) -> bool {
+        let breaker = &self.destinations[usize::from(destination)].breaker;
+        !breaker.is_closed() && breaker.failures > 0
+    }
+
+    /// The cursor of a destination that is behind has read these. Gives whether all that are its own
+    /// are in hand now, so that the cursor may move on.
+    pub fn catch_up(&mut self, destination: u16, rows: Vec<Fetched>, now: Instant) -> bool {
+        if self.wants_probe(destination) {
+            let any = self.probe(destination, rows, now);
+            if any {
+                // Unless one of them goes now, all are in hand in some way: nothing to try it with.
+                self.no_probe_found(destination, now);
+            }
+            return !any;
+        }
+        if !self.at(destination).breaker.is_closed() {
+            return false;
+        }
+        for row in rows {
+            let offered = self.offer(row, Origin::CatchUp(destination), None, now);
+            self.stats.cold_enqueued += u64::from(offered != Offered::Ignored);
+        }
+        true
+    }
+
+    /// Tries the destination with one of these, of another key than the last time if there is one.
+    /// Gives whether any of them was its.
+    fn probe(&mut self, destination: u16, rows: Vec<Fetched>, now: Instant) -> bool {
+        let mut keys = BTreeSet::new();
+        let mut of_it: Vec<Fetched> = rows
+            .into_iter()
+            .filter_map(|mut row| (self.route(&mut row) == destination).then_some(row))
+            .collect();
+        let any = !of_it.is_empty();
+        // Only the first of a key may go.
+        of_it.retain(|row| keys.insert(row.key.map_or(row.sequence, |key| key.0)));
+        let last = self.at(destination).breaker.probed;
+        of_it.sort_by_key(|row| row.key.is_some_and(|key| Some(key.0) == last));
+        for row in of_it {
+            if !self.at(destination).breaker.wants_probe() {
+                break;
+            }
+            self.offer(row, Origin::CatchUp(destination), None, now);
+        }
+        any
+    }
+
+    /// This destination waits for an event to be tried with.
+    pub fn wants_probe(&self, destination: u16) -> bool {
+        self.destinations[usize::from(destination)].breaker.wants_probe()
+    }
+
+    /// How many of them are not closed.
+    pub fn breakers_open(&self) -> u16 {
+        self.destinations.iter().filter(|of| !of.breaker.is_closed()).count() as u16
+    }
+
+    /// How the breakers of the configured destinations stand.
+    pub fn breakers(&self) -> Vec<BreakerState> {
+        self.destinations[..self.rules.destinations.len()]
+            .iter()
+            .map(|destination| {
+                let breaker = &destination.breaker;
+                let closed = breaker.is_closed();
+                BreakerState {
+                    destination: destination.rules.name.clone(),
+                    state: match breaker.position {
+                        Position::Closed => "closed",
+                        Position::Open(_) => "open",
+                        Position::HalfOpen(_) => "half_open",
+                    },
+                    since: breaker.opened_at.filter(|_| !closed),
+                    error: (!closed).then(|| breaker.error.clone()),
+                    behind: destination.behind,
+                }
+            })
+            .collect()
+    }
+
+    /// This event is the one to be tried.
+    pub(super) fn probe_with(&mut self, destination: u16, sequence: i64, key: i64) {
+        let breaker = &mut self.at(destination).breaker;
+        breaker.position = Position::HalfOpen(Some(sequence));
+        breaker.probed = Some(key);
+    }
+
+    /// The destination has answered for an event: it is there. `started` is the number of that
+    /// dispatch.
+    pub(super) fn answered(&mut self, destination: u16, sequence: i64, started: u64, now: Instant) {
+        let of = self.at(destination);
+        of.breaker.forget_failures();
+        if of.breaker.probe() == Some(sequence) {
+            self.close(destination);
+        } else if matches!(of.breaker.position, Position::Open(_)) {
+            // Sent before it opened. That one came through: no need to wait any longer.
+            of.breaker.position = Position::HalfOpen(None);
+        }
+        // Whatever failed before this one was handed over failed by itself.
+        let of = self.at(destination);
+        let guilty: Vec<Undecided> = of.undecided.extract_if(.., |u| u.at < started).collect();
+        self.convict(guilty, now);
+    }
+
+    /// The destination has not taken this event.
+    pub(super) fn failed(
+        &mut self,
+        sequence: i64,
+        outcome: Outcome,
+        follows_failed: bool,
+        now: Instant,
+    ) {
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
+        entry.state = State::Undecided;
+        let (destination, key, lane) = (entry.destination, entry.identity, entry.lane);
+        let of = self.at(destination);
+        if !of.breaker.is_closed() {
+            if of.breaker.probe() == Some(sequence) {
+                of.breaker.failures += 1;
+                self.open(destination, &outcome, now);
+            }
+            self.put_back(sequence, now);
+            return;
+        }
+        let at = of.started;
+        let unavailable = matches!(outcome, Outcome::Unavailable { .. });
+        if follows_failed {
+            let of = &self.destinations[usize::from(destination)];
+            let head_is_undecided = of.undecided.iter().any(|undecided| {
+                self.known.get(&undecided.sequence).is_some_and(|entry| entry.lane == lane)
+            });
+            if head_is_undecided {
+                self.at(destination).undecided.push(Undecided { sequence, outcome: None, at });
+            } else {
+                self.hold_back(sequence, now);
+            }
+            return;
+        }
+        let of = self.at(destination);
+        of.undecided.push(Undecided { sequence, outcome: Some(outcome), at });
+        of.breaker.failed.insert(key);
+        if unavailable {
+            of.breaker.unreached.insert(key);
+        }
+    }
+
+    /// Decides what can be decided at each destination.
+    pub fn judge_all(&mut self, now: Instant) {
+        for destination in 0..self.destinations() {
+            self.judge(destination, now);
+        }
+    }
+
+    /// Decides what can be decided, after outcomes came.
+    pub(super) fn judge(&mut self, destination: u16, now: Instant) {
+        let of = self.at(destination);
+        let Some(last) = of.undecided.iter().rev().find_map(|u| u.outcome.clone()) else {
+            return;
+        };
+        let alone = of.in_flight == 0 && !of.has_ready();
+        let (failed, unreached) = (of.breaker.failed.len(), of.breaker.unreached.len());
+        let outage = unreached >= UNREACHED_KEYS
+            || failed >= FAILED_KEYS
+            || (alone && (failed >= 2 || unreached >= 1));
+        if outage {
+            self.open(destination, &last, now);
+        } else if alone {
+            let guilty = std::mem::take(&mut self.at(destination).undecided);
+            self.convict(guilty, now);
+        }
+    }
+
+    /// These failed by themselves.
+    fn convict(&mut self, guilty: Vec<Undecided>, now: Instant) {
+        for Undecided { sequence, outcome, .. } in guilty {
+            match outcome {
+                Some(outcome) => self.fail(sequence, outcome, true),
+                None => self.hold_back(sequence, now),
+            }
+        }
+    }
+
+    /// Nothing goes to this destination for now.
+    fn open(&mut self, destination: u16, cause: &Outcome, now: Instant) {
+        let (error, after) = match cause {
+            Outcome::Retry { error, after } | Outcome::Unavailable { error, after } => {
+                (error.clone(), *after)
+            }
+            Outcome::Delivered | Outcome::Dead { .. } => (String::new(), None),
+        };
+        let of = self.at(destination);
+        let breaker = &mut of.breaker;
+        breaker.forget_failures();
+        breaker.error = error;
+        let first = breaker.is_closed();
+        if first {
+            breaker.failures = 0;
+            breaker.probed = None;
+            breaker.opened_at = Some(now);
+        }
+        let pause = breaker.pause().max(after.unwrap_or_default());
+        breaker.position = Position::Open(now + pause);
+        if !first {
+            return;
+        }
+        let undecided = std::mem::take(&mut of.undecided);
+        tracing::warn!(
+            destination = of.rules.name,
+            error = breaker.error,
+            "the destination takes nothing; its events wait and no attempt is counted"
+        );
+        self.stats.breakers_opened += 1;
+        for Undecided { sequence, .. } in undecided {
+            self.put_back(sequence, now);
+        }
+        self.forget_destination(destination, now);
+    }
+
+    fn close(&mut self, destination: u16) {
+        let of = self.at(destination);
+        of.breaker.position = Position::Closed;
+        of.breaker.failures = 0;
+        tracing::info!(destination = of.rules.name, "the destination takes events again");
+        let released: Vec<_> = self
+            .lanes
+            .iter()
+            .filter(|(id, lane)| {
+                id.destination == destination && lane.block == Block::Releasing && !lane.busy()
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in released {
+            self.request_release(id);
+        }
+    }
+
+    /// The end is near: nothing undecided stays behind.
+    pub fn decide_all(&mut self, now: Instant) {
+        for destination in 0..self.destinations() {
+            for undecided in std::mem::take(&mut self.at(destination).undecided) {
+                self.put_back(undecided.sequence, now);
+            }
+        }
+    }
+
+    /// An event that was not taken, through no fault of its own, or that did not come to be handed
+    /// over: as if it had not been read.
+    pub(super) fn put_back(&mut self, sequence: i64, now: Instant) {
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
+        let was_recorded = std::mem::take(&mut entry.recorded);
+        entry.attempts -= u32::from(was_recorded);
+        self.careful.done(sequence);
+        let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
+        if was_recorded || entry.lease.is_some() || (entry.marked && !held) {
+            self.postpone(sequence, now);
+            return;
+        }
+        self.leave_lane(sequence);
+        self.known.remove(&sequence);
+        if !held {
+            self.at(destination).skip(sequence);
+        }
+        let Some(id) = lane else { return };
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        if held {
+            lane.again = true;
+        } else if lane.block == Block::Open && lane.is_unused() {
+            self.lanes.remove(&id);
+        }
+    }
+
+    /// Written back, to come again when the destination is tried again. No attempt is counted.
+    pub(super) fn postpone(&mut self, sequence: i64, now: Instant) {
+        let Some(entry) = self.known.get(&sequence) else {
+            return;
+        };
+        let breaker = &self.destinations[usize::from(entry.destination)].breaker;
+        let after = match breaker.position {
+            Position::Open(until) => until.saturating_duration_since(now) + FIRST_PAUSE,
+            Position::HalfOpen(_) => breaker.pause(),
+            Position::Closed => UNAVAILABLE_WAIT,
+        };
+        let error = match breaker.error.as_str() {
+            "" => "its destination is busy".to_owned(),
+            error => format!("its destination takes nothing: {error}"),
+        };
+        self.write_back(sequence, after, error);
+    }
+
+    /// It came behind one that failed, in the same lane and batch: it stays behind it.
+    fn hold_back(&mut self, sequence: i64, now: Instant) {
+        let Some(entry) = self.known.get_mut(&sequence) else {
+            return;
+        };
+        let Some(id) = entry.lane else {
+            self.put_back(sequence, now);
+            return;
+        };
+        self.leave_lane(sequence);
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.again = true;
+            if lane.block == Block::Open {
+                // What it came behind died: it is read back once that is written.
+                lane.block = Block::Releasing;
+            }
+        }
+        self.hold_follower(id, sequence);
+        self.hold_queue(id);
+    }
+
+    /// The event is no longer under way in its lane.
+    pub(super) fn leave_lane(&mut self, sequence: i64) {
+        if let Some(entry) = self.known.get(&sequence)
+            && matches!(entry.state, State::InFlight | State::Undecided | State::Suspect)
+            && let Some(id) = entry.lane
+            && let Some(lane) = self.lanes.get_mut(&id)
+        {
+            lane.in_flight = lane.in_flight.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! One destination: what is ready for it, what its breaker says, and whether it is fed by a cursor of
+//! its own.
+
+use std::{collections::VecDeque, time::Instant};
+
+use posthaste_core::Envelope;
+
+use super::{
+    Lanes, Origin, Ready, State,
+    breaker::{Breaker, Undecided},
+};
+
+/// What lanes must know of a destination.
+#[derive(Debug, Clone)]
+pub struct DestinationRules {
+    /// Its name.
+    pub name: String,
+    /// Several events of one key may fly together: it accepts a prefix of a batch, or all of it.
+    pub together: bool,
+}
+
+/// Where an event goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routed {
+    /// Index of the destination.
+    pub destination: u16,
+    /// The topic there, unless it is the event's own affair.
+    pub topic: Option<String>,
+}
+
+/// Finds the route of an event, or says why it has none.
+pub type Routing = Box<dyn Fn(&Envelope) -> Result<Routed, String> + Send>;
+
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub(super) rules: DestinationRules,
+    pub(super) hot: VecDeque<Ready>,
+    pub(super) cold: VecDeque<Ready>,
+    /// Turns of 2 hot and 1 cold.
+    turn: u8,
+    pub(super) waiting_hot: usize,
+    pub(super) waiting_cold: usize,
+    pub(super) in_flight: usize,
+    /// How many events were handed to it so far: numbers the dispatches.
+    pub(super) started: u64,
+    pub(super) breaker: Breaker,
+    pub(super) undecided: Vec<Undecided>,
+    /// Events of it were passed over: they come through a cursor of its own, until that has caught
+    /// up.
+    pub(super) behind: bool,
+    /// The first event that was passed over since the driver last asked.
+    pub(super) skipped: Option<i64>,
+}
+
+/// What polls can bring to destinations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feed {
+    /// Some of them take events.
+    Flows,
+    /// None does, but one can be tried.
+    Probes,
+    /// None does.
+    Stands,
+}
+
+/// What becomes of a row that is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gate {
+    Admit,
+    /// Alone, to see whether the destination is back.
+    Probe,
+    /// Passed over: its destination's own cursor brings it.
+    Skip,
+    /// Written back for later, or nobody would find it before its time.
+    Postpone,
+    /// Held in the table, and stays so.
+    Leave,
+}
+
+impl Destination {
+    pub(super) fn new(rules: DestinationRules) -> Self {
+        Self {
+            rules,
+            hot: VecDeque::new(),
+            cold: VecDeque::new(),
+            turn: 0,
+            waiting_hot: 0,
+            waiting_cold: 0,
+            in_flight: 0,
+            started: 0,
+            breaker: Breaker::default(),
+            undecided: Vec::new(),
+            behind: false,
+            skipped: None,
+        }
+    }
+
+    pub(super) fn has_ready(&self) -> bool {
+        !self.hot.is_empty() || !self.cold.is_empty()
+    }
+
+    /// Two from the hot queue, then one from the cold, so that neither starves.
+    pub(super) fn next_ready(&mut self) -> Option<(bool, Ready)> {
+        let prefer_hot = self.turn < 2;
+        self.turn = (self.turn + 1) % 3;
+        let order = if prefer_hot { [true, false] } else { [false, true] };
+        order.into_iter().find_map(|hot| {
+            if hot { &mut self.hot } else { &mut self.cold }.pop_front().map(|ready| (hot, ready))
+        })
+    }
+
+    pub(super) fn queue(&mut self, hot: bool) -> &mut VecDeque<Ready> {
+        if hot { &mut self.hot } else { &mut self.cold }
+    }
+
+    pub(super) fn count_waiting(&mut self, hot: bool, by: isize) {
+        let count = if hot { &mut self.waiting_hot } else { &mut self.waiting_cold };
+        *count = count.saturating_add_signed(by);
+    }
+
+    /// This event is passed over.
+    pub(super) fn skip(&mut self, sequence: i64) {
+        self.behind = true;
+        self.skipped = Some(self.skipped.map_or(sequence, |known| known.min(sequence)));
+    }
+}
+
+impl Lanes {
+    /// How many destinations there are, with the place where events go that have none.
+    pub fn destinations(&self) -> u16 {
+        self.destinations.len() as u16
+    }
+
+    /// The destination of this name; one that is no longer configured gets a number, too.
+    pub(super) fn destination_of(&mut self, name: &str) -> u16 {
+        let known = self.destinations.iter().position(|known| known.rules.name == name);
+        let index = known.unwrap_or_else(|| {
+            let rules = DestinationRules { name: name.to_owned(), together: false };
+            self.destinations.push(Destination::new(rules));
+            self.destinations.len() - 1
+        });
+        index as u16
+    }
+
+    pub(super) fn name_of(&self, destination: u16) -> String {
+        self.destinations[usize::from(destination)].rules.name.clone()
+    }
+
+    pub(super) fn at(&mut self, destination: u16) -> &mut Destination {
+        &mut self.destinations[usize::from(destination)]
+    }
+
+    /// Destinations that were passed over since this was last asked, with the first event of each.
+    pub fn take_skipped(&mut self) -> Vec<(u16, i64)> {
+        self.destinations
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, destination)| Some((index as u16, destination.skipped.take()?)))
+            .collect()
+    }
+
+    /// The destination's own cursor has caught up: it is fed like the others again.
+    pub fn caught_up(&mut self, destination: u16) {
+        self.at(destination).behind = false;
+    }
+
+    /// The destination's own cursor may read on: how many events there is room for.
+    pub fn room_behind(&self, destination: u16, limit: usize) -> usize {
+        let destination = &self.destinations[usize::from(destination)];
+        if !destination.breaker.is_closed() {
+            return 0;
+        }
+        limit.saturating_sub(destination.waiting_cold)
+    }
+
+    /// Whether any destination takes what a poll reads. When none does, reading on is for nothing.
+    pub fn feed(&self) -> Feed {
+        let fed =
+            || self.destinations[..self.rules.destinations.len()].iter().filter(|d| !d.behind);
+        if self.rules.global || fed().any(|d| d.breaker.is_closed()) {
+            Feed::Flows
+        } else if fed().any(|d| d.breaker.wants_probe()) {
+            Feed::Probes
+        } else {
+            Feed::Stands
+        }
+    }
+
+    /// What is to become of a row of this destination.
+    pub(super) fn gate(&self, destination: u16, origin: Origin, blocks: bool) -> Gate {
+        let of = &self.destinations[usize::from(destination)];
+        if self.rules.global {
+            return Gate::Admit;
+        }
+        if let Origin::CatchUp(only) = origin
+            && only != destination
+        {
+            return Gate::Leave;
+        }
+        let passed_over = if self.rules.unordered { Gate::Postpone } else { Gate::Skip };
+        if of.breaker.is_closed() {
+            let several = self.rules.destinations.len() > 1;
+            return match origin {
+                Origin::Cold | Origin::Hot if of.behind => passed_over,
+                Origin::Cold if several && of.waiting_cold >= self.rules.cold_queue => passed_over,
+                _ => Gate::Admit,
+            };
+        }
+        let probes = of.breaker.wants_probe();
+        match origin {
+            Origin::CatchUp(_) | Origin::Held if probes => Gate::Probe,
+            Origin::CatchUp(_) | Origin::Held => Gate::Leave,
+            Origin::Due if probes && blocks => Gate::Probe,
+            Origin::Due => Gate::Postpone,
+            Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
+            Origin::Cold | Origin::Hot => passed_over,
+        }
+    }
+
+    /// Forgets everything that waits for this destination; its own cursor, or the table, brings it
+    /// back.
+    pub(super) fn forget_destination(&mut self, destination: u16, now: Instant) {
+        let mut waiting: Vec<i64> = self
+            .known
+            .iter()
+            .filter(|(_, entry)| {
+                entry.destination == destination
+                    && matches!(entry.state, State::Waiting | State::Suspect)
+            })
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        waiting.sort_unstable();
+        self.careful.forget(|sequence| waiting.binary_search(&sequence).is_err());
+        let of = self.at(destination);
+        of.hot.clear();
+        of.cold.clear();
+        (of.waiting_hot, of.waiting_cold) = (0, 0);
+        for lane in self.lanes.iter_mut().filter(|(id, _)| id.destination == destination) {
+            lane.1.queue.clear();
+            lane.1.scheduled = false;
+        }
+        for sequence in waiting {
+            self.put_back(sequence, now);
+        }
+    }
+}
