@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
 use posthaste::{
     Error, ErrorKind, Result,
-    store::{Counts, Store},
+    store::{Counts, OpenBreaker, Store},
 };
 use serde::Serialize;
 
@@ -64,6 +64,7 @@ struct RelayLine {
     shards: usize,
     heartbeat_age_s: f64,
     started_at: String,
+    breakers: Vec<OpenBreaker>,
 }
 
 #[derive(Serialize)]
@@ -85,6 +86,7 @@ impl Report {
             shards: shards.iter().filter(|s| s.locked_by.as_ref() == Some(&relay.owner)).count(),
             heartbeat_age_s: now.duration_since(relay.heartbeat_at).as_secs_f64().max(0.0),
             started_at: relay.started_at.to_string(),
+            breakers: relay.breakers,
             name: relay.name,
             alive: relay.alive,
             ordering: relay.ordering,
@@ -135,6 +137,23 @@ impl Report {
         backlog
     }
 
+    /// Destinations that take nothing, as the relays see them.
+    fn breaker_table(&self) -> Table {
+        let mut breakers = table(["destination", "breaker", "relay", "since", "why"]);
+        for relay in &self.relays {
+            for breaker in &relay.breakers {
+                breakers.add_row([
+                    breaker.destination.clone(),
+                    breaker.state.clone(),
+                    relay.name.clone(),
+                    breaker.since.to_string(),
+                    breaker.error.clone(),
+                ]);
+            }
+        }
+        breakers
+    }
+
     fn relay_table(&self) -> Table {
         let mut relays = table(["relay", "alive", "ordering", "shards", "last heartbeat"]);
         for relay in &self.relays {
@@ -167,6 +186,9 @@ impl fmt::Display for Report {
             writeln!(f, "no relay has reported")?;
         } else {
             writeln!(f, "{}", self.relay_table())?;
+            if self.relays.iter().any(|relay| !relay.breakers.is_empty()) {
+                writeln!(f, "{}", self.breaker_table())?;
+            }
         }
         writeln!(f, "shards: {total}, held {held}, free {free}")
     }

@@ -62,6 +62,9 @@ pub struct RelayOptions {
     /// This part of all hand-overs fails, at random.
     #[arg(long, default_value_t = 0.0)]
     pub fail: f64,
+    /// Every hand-over is refused, and to come again after so many milliseconds.
+    #[arg(long)]
+    pub refuse: Option<u64>,
     /// How long a hand-over takes, in milliseconds.
     #[arg(long, default_value_t = 0)]
     pub delay: u64,
@@ -144,6 +147,9 @@ impl RelayOptions {
         .collect();
         if let Some(event_type) = &self.abort_on {
             arguments.extend(["--abort-on".to_owned(), event_type.clone()]);
+        }
+        if let Some(millis) = self.refuse {
+            arguments.extend(["--refuse".to_owned(), millis.to_string()]);
         }
         if self.frozen_clock {
             arguments.push("--frozen-clock".to_owned());

@@ -47,10 +47,10 @@ fn slow(on: &Fixture) -> RelayOptions {
     RelayOptions { lease: 1_500, heartbeat: 300, delay: 250, ..on.relay_options("slow") }
 }
 
-/// Takes over, and fails: what it was handed waits for a retry that does not come in this test, so
+/// Takes over, and is refused: what it was handed waits for a retry that does not come in this test, so
 /// that a settle by somebody else would show.
 fn failing(on: &Fixture) -> RelayOptions {
-    RelayOptions { fail: 1.0, backoff: 600_000, delay: 0, ..slow(on) }
+    RelayOptions { refuse: Some(600_000), delay: 0, ..slow(on) }
 }
 
 /// What a settle could change.

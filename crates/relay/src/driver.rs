@@ -16,8 +16,8 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, Due, Fetched, Held, HotRow, Page, Position, Relay as Identity, RelayOrdering,
-        RowLease, SettleReport, Store,
+        Blocked, Due, Fetched, Held, HotRow, OpenBreaker, Page, Position, Relay as Identity,
+        RelayOrdering, RowLease, SettleReport, Store,
     },
     transport::{Acceptance, Outcome},
 };
@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use crate::{
     Committed, Config, Stats,
+    breakers::Breakers,
     claim::{Acquired, Tick},
     destination::{Destination, Outlet},
     hot::HotPath,
@@ -59,6 +60,7 @@ pub(crate) enum Done {
     Acquired { asked_at: Instant, acquired: Result<Acquired> },
     HandedOver { held: Vec<Held>, result: Result<()> },
     Reconciled { read: u64, blocked: Result<Vec<Blocked>> },
+    Reported { open: Vec<OpenBreaker>, result: Result<()> },
     Rested,
 }
 
@@ -124,6 +126,7 @@ pub(crate) struct Driver {
     pub(crate) reconciling: bool,
     pub(crate) reconcile_at: Instant,
     pub(crate) stopping: Option<Stopping>,
+    pub(crate) breakers: Breakers,
 }
 
 fn rules_of(destination: &Destination) -> DestinationRules {
@@ -206,6 +209,7 @@ impl Driver {
             reconciling: false,
             reconcile_at: now,
             stopping: None,
+            breakers: Breakers::default(),
         }
     }
 
@@ -277,6 +281,7 @@ impl Driver {
         self.tick(now);
         self.acquire();
         self.hand_over();
+        self.report_breakers(now);
     }
 
     pub(crate) fn receive(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<()> {
@@ -372,6 +377,7 @@ impl Driver {
                 }
             }
             Done::Reconciled { read, blocked } => self.reconciled(read, blocked),
+            Done::Reported { open, result } => self.reported(open, result, now),
             Done::Rested => self.resting = false,
         }
         Ok(())

@@ -40,6 +40,8 @@ mod settle;
 
 mod purge;
 
+mod breakers;
+
 mod stop;
 
 mod driver;

@@ -123,6 +123,8 @@ pub struct RelayRecord {
     pub heartbeat_at: Timestamp,
     /// Its last report is younger than its lease.
     pub alive: bool,
+    /// Which of its destinations take nothing.
+    pub breakers: Vec<super::OpenBreaker>,
 }
 
 /// Looking at an outbox. Nothing here writes, and nothing scans what was sent.

@@ -1,6 +1,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::{Held, Position};
@@ -90,6 +91,31 @@ pub struct LiveRelay {
     pub ordering: RelayOrdering,
 }
 
+/// A destination that takes nothing, as one relay sees it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct OpenBreaker {
+    /// The destination's name.
+    pub destination: String,
+    /// `open`, or `half_open` while it is being tried.
+    pub state: String,
+    /// Since when, by the relay's clock.
+    pub since: Timestamp,
+    /// Why it opened, or why it stayed open.
+    pub error: String,
+}
+
+impl OpenBreaker {
+    /// As the column `breakers` holds them: a JSON array, null when all are closed.
+    pub fn column(open: &[Self]) -> Option<String> {
+        if open.is_empty() { None } else { serde_json::to_string(open).ok() }
+    }
+
+    /// What the column says; nothing where it holds something else.
+    pub fn parse(column: Option<&str>) -> Vec<Self> {
+        column.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+}
+
 /// A lease that was just acquired.
 #[derive(Debug, Clone)]
 pub struct ShardLease {
@@ -122,6 +148,10 @@ pub trait Leases {
     /// Gives shards back, with the mark from which the next owner starts. Shards that were lost
     /// already stay as they are.
     async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()>;
+
+    /// Says which of this relay's destinations take nothing, for all to see. Without a heartbeat before,
+    /// nothing is written.
+    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()>;
 
     /// Forgets this relay at a graceful stop.
     async fn retire(&self, relay: &Relay) -> Result<()>;

@@ -33,7 +33,7 @@ mod wake;
 pub use self::{
     claim::{Claim, ClaimedRows, RowLease},
     inspect::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
-    leases::{Census, Leases, LiveRelay, Relay, RelayOrdering, ShardLease},
+    leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
     operate::{Operate, Purged, Selection},
     read::{Blocked, Due, Fetched, HotRow, Page, Position, Read, Wait},
     schema::Schema,

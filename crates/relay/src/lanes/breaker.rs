@@ -334,13 +334,19 @@ impl Lanes {
         let (failed, unreached) = (of.breaker.failed.len(), of.breaker.unreached.len());
         let outage = unreached >= UNREACHED_KEYS
             || failed >= FAILED_KEYS
-            || (alone && (failed >= 2 || unreached >= 1));
+            || (alone && (unreached >= 1 || self.undecided_keys(destination) >= 2));
         if outage {
             self.open(destination, &last, now);
         } else if alone {
             let guilty = std::mem::take(&mut self.at(destination).undecided);
             self.convict(guilty, now);
         }
+    }
+
+    fn undecided_keys(&self, destination: u16) -> usize {
+        let undecided = &self.destinations[usize::from(destination)].undecided;
+        let keys = undecided.iter().filter_map(|u| Some(self.known.get(&u.sequence)?.identity));
+        keys.collect::<BTreeSet<i64>>().len()
     }
 
     /// These failed by themselves.

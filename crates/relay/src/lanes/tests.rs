@@ -359,3 +359,186 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
     assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
 }
+
+fn keys(count: u8) -> Lanes {
+    let mut lanes = open(OnDead::Skip);
+    for key in 1..=count {
+        lanes.offer(row(i64::from(key), key), Origin::Cold, None, now());
+    }
+    lanes
+}
+
+fn later(millis: u64) -> Instant {
+    now() + Duration::from_millis(millis)
+}
+
+fn state(lanes: &Lanes) -> &'static str {
+    lanes.breakers()[0].state
+}
+
+#[test]
+fn two_keys_that_cannot_be_reached_open_the_breaker_and_no_attempt_is_counted() {
+    let mut lanes = keys(3);
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    lanes.published(vec![(1, Outcome::unavailable("down"))], now());
+    assert_eq!(state(&lanes), "closed", "one may be its own failure");
+    lanes.published(vec![(2, Outcome::unavailable("down"))], now());
+    assert_eq!(state(&lanes), "open");
+    lanes.published(vec![(3, Outcome::retry("no answer"))], now());
+    assert!(settle(&mut lanes).is_empty(), "nothing is written: nothing has happened to them");
+    assert_eq!(lanes.in_memory(), 0);
+    assert_eq!(lanes.take_skipped(), [(0, 1)]);
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
+    assert_eq!(lanes.feed(), Feed::Stands);
+}
+
+#[test]
+fn an_event_that_fails_while_a_later_one_is_accepted_is_counted_against_itself() {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.offer(row(2, 2), Origin::Cold, None, now());
+    lanes.published(vec![(1, Outcome::unavailable("this one not"))], now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    let written = lanes.next_settlements(10);
+    assert_eq!(written[1].settlement.attempts, 1);
+    assert!(matches!(written[1].settlement.verdict, Verdict::Retry { .. }));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn an_answer_to_what_was_sent_before_a_failure_proves_nothing() {
+    let mut lanes = keys(3);
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    lanes.published(vec![(2, Outcome::retry("no answer"))], now());
+    // Accepted before the destination went down, perhaps.
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert_eq!(settle(&mut lanes), [(1, Verdict::Sent)], "2 is not decided yet");
+    lanes.published(vec![(3, Outcome::retry("no answer"))], now());
+    assert_eq!(state(&lanes), "open");
+    assert!(settle(&mut lanes).is_empty());
+}
+
+#[test]
+fn a_failure_with_nobody_else_around_is_its_own() {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    lanes.take_skipped();
+    let page = || vec![row(1, 1), row(2, 2), row(3, 1)];
+    assert!(lanes.wake_breakers(later(99)).is_some(), "not yet");
+    assert!(lanes.wake_breakers(later(100)).is_none());
+    assert!(
+        !lanes.catch_up(0, page(), later(100)),
+        "the cursor stays: only one of them is in hand"
+    );
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::retry("still down"))], later(100));
+    assert!(lanes.wake_breakers(later(299)).is_some(), "twice as long");
+    lanes.wake_breakers(later(300));
+    lanes.catch_up(0, page(), later(300));
+    assert_eq!(dispatch(&mut lanes), [2], "another key");
+    lanes.published(vec![(2, Outcome::Delivered)], later(300));
+    assert_eq!(state(&lanes), "closed");
+    // Not fed like the others before its own cursor has caught up.
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
+    assert!(lanes.catch_up(0, page(), later(300)));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.caught_up(0);
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
+}
+
+#[test]
+fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
+    let written = lanes.next_settlements(10);
+    assert_eq!(written[0].settlement.attempts, 4);
+    assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }));
+}
+
+#[test]
+fn events_of_one_key_fly_together_where_the_destination_takes_them_so() {
+    let rules = Rules {
+        destinations: vec![DestinationRules { name: "there".to_owned(), together: true }],
+        ..rules(OnDead::Skip, false)
+    };
+    let mut lanes = Lanes::new(rules);
+    lanes.open_shard(0, None);
+    for sequence in 1..=4 {
+        lanes.offer(row(sequence, 1), Origin::Cold, None, now());
+    }
+    let batch = lanes.next_batch(0, 3, i64::MAX).0;
+    assert_eq!(batch.iter().map(|e| e.sequence).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(dispatch(&mut lanes).is_empty(), "4 comes behind them");
+    let no = || Outcome::retry("no");
+    lanes.published(vec![(1, Outcome::Delivered), (2, no()), (3, no())], now());
+    let written = settle(&mut lanes);
+    assert_eq!(written[0], (1, Verdict::Sent));
+    assert!(matches!(written[1], (2, Verdict::Retry { .. })), "{written:?}");
+    assert!(matches!(written[2..], [(3, Verdict::Held { .. }), (4, Verdict::Held { .. })]));
+}
+
+#[test]
+fn an_event_without_a_route_dies_and_its_key_goes_on() {
+    let rules = Rules {
+        route: Some(Box::new(|envelope| match envelope.sequence {
+            1 => Err("no route".to_owned()),
+            _ => Ok(Routed { destination: 0, topic: Some("there".to_owned()) }),
+        })),
+        ..rules(OnDead::Skip, false)
+    };
+    let mut lanes = Lanes::new(rules);
+    lanes.open_shard(0, None);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
+    let batch = lanes.next_batch(0, 10, i64::MAX).0;
+    assert_eq!((batch[0].sequence, batch[0].topic()), (2, "there"));
+    assert!(lanes.next_batch(1, 10, i64::MAX).0.is_empty());
+    let written = settle(&mut lanes);
+    assert!(matches!(&written[0], (1, Verdict::Dead { error, .. }) if error == "no route"));
+}
+
+#[test]
+fn a_destination_whose_queue_is_full_falls_behind_and_holds_nobody_back() {
+    let named = |name: &str| DestinationRules { name: name.to_owned(), together: false };
+    let rules = Rules {
+        destinations: vec![named("slow"), named("quick")],
+        route: Some(Box::new(|envelope| {
+            let destination = u16::from(envelope.sequence % 2 == 0);
+            Ok(Routed { destination, topic: None })
+        })),
+        cold_queue: 3,
+        ..rules(OnDead::Skip, false)
+    };
+    let mut lanes = Lanes::new(rules);
+    lanes.open_shard(0, None);
+    for sequence in 1..=20 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+        // Only the quick one takes anything.
+        for envelope in lanes.next_batch(1, 10, i64::MAX).0 {
+            lanes.published(vec![(envelope.sequence, Outcome::Delivered)], now());
+        }
+    }
+    assert_eq!(lanes.stats.delivered, 10);
+    assert_eq!(lanes.take_skipped(), [(0, 7)]);
+    assert_eq!(lanes.feed(), Feed::Flows);
+}

@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
-    store::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
+    store::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        ShardRecord,
+    },
 };
 use sqlx::{MySql, Row, mysql::MySqlArguments, mysql::MySqlRow, query::Query};
 use uuid::Uuid;
@@ -331,7 +334,7 @@ impl Inspect for MySqlStore {
             select name, owner, ordering, version,
                 timestampdiff(microsecond, '1970-01-01', started_at),
                 timestampdiff(microsecond, '1970-01-01', heartbeat_at),
-                timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6)
+                timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6), breakers
             from {relays}
             order by owner";
 
@@ -345,6 +348,7 @@ impl Inspect for MySqlStore {
                     started_at: time(row.try_get(4)?)?,
                     heartbeat_at: time(row.try_get(5)?)?,
                     alive: row.try_get(6)?,
+                    breakers: OpenBreaker::parse(row.try_get(7)?),
                 })
             })
             .fetch_all(&self.pool)

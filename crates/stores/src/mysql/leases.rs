@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Census, Held, Leases, LiveRelay, Position, Relay, ShardLease},
+    store::{Census, Held, Leases, LiveRelay, OpenBreaker, Position, Relay, ShardLease},
 };
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
@@ -73,6 +73,18 @@ impl Leases for MySqlStore {
             query.execute(&mut *transaction).await.map_err(failed("releasing leases"))?;
         }
         transaction.commit().await.map_err(failed("releasing leases"))
+    }
+
+    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
+        const REPORT: &str = "update {relays} set breakers = ? where owner = ?";
+
+        sqlx::query(self.tables.sql(REPORT))
+            .bind(OpenBreaker::column(open))
+            .bind(relay.owner())
+            .execute(&self.pool)
+            .await
+            .map_err(failed("reporting breakers"))?;
+        Ok(())
     }
 
     async fn retire(&self, relay: &Relay) -> Result<()> {

@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
-    store::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
+    store::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        ShardRecord,
+    },
 };
 use sqlx::{
     AssertSqlSafe, Postgres, Row,
@@ -363,7 +366,8 @@ impl Inspect for PostgresStore {
     async fn relays(&self) -> Result<Vec<RelayRecord>> {
         const RELAYS: &str = "
             select name, owner, ordering, version, started_at, heartbeat_at,
-                   heartbeat_at + lease_ms * interval '1 millisecond' > clock_timestamp()
+                   heartbeat_at + lease_ms * interval '1 millisecond' > clock_timestamp(),
+                   breakers
             from {relays}
             order by owner";
 
@@ -377,6 +381,7 @@ impl Inspect for PostgresStore {
                     started_at: time(row.try_get(4)?)?,
                     heartbeat_at: time(row.try_get(5)?)?,
                     alive: row.try_get(6)?,
+                    breakers: OpenBreaker::parse(row.try_get(7)?),
                 })
             })
             .fetch_all(&self.pool)

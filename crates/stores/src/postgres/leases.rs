@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Census, Held, Leases, LiveRelay, Position, Relay, RelayOrdering, ShardLease},
+    store::{
+        Census, Held, Leases, LiveRelay, OpenBreaker, Position, Relay, RelayOrdering, ShardLease,
+    },
 };
 use sqlx::{PgConnection, Row, postgres::PgRow};
 
@@ -92,6 +94,20 @@ impl Leases for PostgresStore {
             .execute(&mut *session)
             .await
             .map_err(failed("releasing leases"))?;
+        session.done();
+        Ok(())
+    }
+
+    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
+        const REPORT: &str = "update {relays} set breakers = $2 where owner = $1";
+
+        let mut session = self.sessions.take("reporting breakers").await?;
+        sqlx::query(self.tables.sql(REPORT))
+            .bind(relay.owner())
+            .bind(OpenBreaker::column(open))
+            .execute(&mut *session)
+            .await
+            .map_err(failed("reporting breakers"))?;
         session.done();
         Ok(())
     }

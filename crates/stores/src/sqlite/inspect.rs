@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
-    store::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
+    store::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        ShardRecord,
+    },
 };
 use sqlx::{
     AssertSqlSafe, Row, Sqlite,
@@ -340,7 +343,7 @@ impl Inspect for SqliteStore {
             "select name, owner, ordering, version, started_at, heartbeat_at,
                    heartbeat_at + lease_ms * 1000 > ",
             now!(),
-            "
+            ", breakers
             from {relays}
             order by owner"
         );
@@ -355,6 +358,7 @@ impl Inspect for SqliteStore {
                     started_at: time_of_ours(&row, 4)?,
                     heartbeat_at: time_of_ours(&row, 5)?,
                     alive: row.try_get(6)?,
+                    breakers: OpenBreaker::parse(row.try_get(7)?),
                 })
             })
             .fetch_all(&self.reader)

@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Census, Held, Leases, LiveRelay, Position, Relay, RelayOrdering, ShardLease},
+    store::{
+        Census, Held, Leases, LiveRelay, OpenBreaker, Position, Relay, RelayOrdering, ShardLease,
+    },
 };
 use serde_json::json;
 use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
@@ -69,6 +71,18 @@ impl Leases for SqliteStore {
             .execute(&self.writer)
             .await
             .map_err(failed("releasing leases"))?;
+        Ok(())
+    }
+
+    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
+        const REPORT: &str = "update {relays} set breakers = ?2 where owner = ?1";
+
+        sqlx::query(self.tables.sql(REPORT))
+            .bind(relay.owner())
+            .bind(OpenBreaker::column(open))
+            .execute(&self.writer)
+            .await
+            .map_err(failed("reporting breakers"))?;
         Ok(())
     }
 

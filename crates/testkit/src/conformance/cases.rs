@@ -177,6 +177,7 @@ macro_rules! store_conformance {
                 a_delayed_event_lags_from_its_own_time
                 shards_show_owner_epoch_and_mark
                 relays_show_what_they_reported
+                open_breakers_are_seen_by_all_until_they_close
             }
             operate {
                 a_replay_starts_anew_and_is_found

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Status,
-    store::{Counts, EventRecord, Filter},
+    store::{Counts, EventRecord, Filter, OpenBreaker},
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -307,4 +307,22 @@ pub async fn relays_show_what_they_reported<DB: Dialect>(subject: &Subject<DB>) 
     assert_eq!((&*record.ordering, record.alive), ("per_key", true));
     assert!(!record.version.is_empty());
     assert!(record.started_at <= record.heartbeat_at);
+}
+
+/// A relay's open breakers are seen by all until they close.
+pub async fn open_breakers_are_seen_by_all_until_they_close<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let relay = relay("watching", LONG);
+    outbox.store.heartbeat(&relay, 0).await.unwrap();
+    let open = OpenBreaker {
+        destination: "ship's \"log\"".to_owned(),
+        state: "open".to_owned(),
+        since: Timestamp::from_second(1_700_000_000).unwrap(),
+        error: "connection refused".to_owned(),
+    };
+    outbox.store.report_breakers(&relay, std::slice::from_ref(&open)).await.unwrap();
+    outbox.store.heartbeat(&relay, 1).await.unwrap();
+    assert_eq!(outbox.store.relays().await.unwrap()[0].breakers, [open]);
+    outbox.store.report_breakers(&relay, &[]).await.unwrap();
+    assert!(outbox.store.relays().await.unwrap()[0].breakers.is_empty());
 }

@@ -22,6 +22,7 @@ pub(crate) struct Recorder {
     journal: Journal,
     relay: String,
     fail: f64,
+    refuse: Option<Duration>,
     delay: Duration,
     abort_on: Option<String>,
     random: Mutex<fastrand::Rng>,
@@ -34,6 +35,7 @@ impl Recorder {
             journal: Journal::open(&options.out)?,
             relay: options.name.clone(),
             fail: options.fail,
+            refuse: options.refuse.map(Duration::from_millis),
             delay: Duration::from_millis(options.delay),
             abort_on: options.abort_on.clone(),
             random: Mutex::new(fastrand::Rng::with_seed(options.seed)),
@@ -59,6 +61,10 @@ impl Recorder {
         }
         if !self.delay.is_zero() {
             tokio::time::sleep(self.delay).await;
+        }
+        if self.refuse.is_some() {
+            self.write(Step::Failed, envelope);
+            return Outcome::Retry { error: "refused".to_owned(), after: self.refuse };
         }
         let chance = self.random.lock().unwrap_or_else(PoisonError::into_inner).f64();
         if chance < self.fail {
