@@ -13,6 +13,9 @@ pub mod url;
 #[allow(dead_code, reason = "each destination that needs it is a feature")]
 mod connection;
 
+#[cfg(feature = "tls")]
+mod tls;
+
 #[cfg(any(feature = "bus", feature = "handlers"))]
 mod receiver;
 
@@ -21,6 +24,9 @@ pub mod bus;
 
 #[cfg(feature = "handlers")]
 pub mod handlers;
+
+#[cfg(feature = "http")]
+pub mod http;
 
 #[cfg(feature = "log")]
 pub mod log;
