@@ -33,3 +33,6 @@ pub mod log;
 
 #[cfg(feature = "memory")]
 pub mod memory;
+
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
