@@ -13,6 +13,9 @@ pub mod url;
 #[allow(dead_code, reason = "each destination that needs it is a feature")]
 mod connection;
 
+#[cfg(feature = "tls")]
+mod tls;
+
 #[cfg(any(feature = "bus", feature = "handlers"))]
 mod receiver;
 
@@ -27,3 +30,6 @@ pub mod log;
 
 #[cfg(feature = "memory")]
 pub mod memory;
+
+#[cfg(feature = "nats")]
+pub mod nats;
