@@ -33,3 +33,6 @@ pub mod memory;
 
 #[cfg(feature = "nats")]
 pub mod nats;
+
+#[cfg(feature = "redis")]
+pub mod redis;

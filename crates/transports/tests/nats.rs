@@ -3,10 +3,7 @@
 use std::{env, fs, path::Path, process::Command, sync::Arc};
 
 use async_trait::async_trait;
-use posthaste_core::{
-    Envelope, Event, Result,
-    transport::{Outcome, Transport},
-};
+use posthaste_core::{Result, transport::Transport};
 use posthaste_testkit::transports::{
     Destination, Options, Received, Server, Traits, consume, consumer,
 };
