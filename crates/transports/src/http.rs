@@ -15,7 +15,7 @@
 //! | `posthaste.secret_env`, `posthaste.secret_file` | where the signing secrets `whsec_BASE64` are; several, one a line, for the time of a key's change |
 //! | `posthaste.password_env`, `posthaste.password_file` | where the password of basic authentication is |
 //! | `posthaste.bearer_env`, `posthaste.bearer_file` | where a bearer token is |
-//! | `posthaste.ca_file` | PEM certificates to trust beside the web's roots |
+//! | `posthaste.ca_file` | PEM certificates to trust instead of the system's |
 //! | `posthaste.allow_private` | `true` lets it connect to private and loopback addresses |
 //!
 //! # What is sent
@@ -123,7 +123,7 @@ pub struct HttpConfig {
     pub bearer: Option<Secret>,
     /// Signing secrets, `whsec_BASE64`. Each gives one signature; without one nothing is signed.
     pub secrets: Vec<Secret>,
-    /// PEM certificates to trust beside the web's roots.
+    /// PEM certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// Whether private, loopback and other addresses that are not public may be connected to.
     pub allow_private: bool,
@@ -187,8 +187,9 @@ impl Http {
         let url = receiver(&config)?;
         let signer = Signer::new(&config.secrets)?;
         let authorization = authorization(&config)?;
+        let tls = tls::client_config(config.ca_file.as_deref()).map_err(Error::invalid)?;
         let client = Client::builder()
-            .tls_backend_preconfigured(tls::client_config(config.ca_file.as_deref())?)
+            .tls_backend_preconfigured(tls)
             .dns_resolver(Resolver { allow_private: config.allow_private })
             .redirect(redirect::Policy::none())
             .no_proxy()

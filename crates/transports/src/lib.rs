@@ -34,5 +34,11 @@ pub mod log;
 #[cfg(feature = "memory")]
 pub mod memory;
 
+#[cfg(feature = "nats")]
+pub mod nats;
+
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+
+#[cfg(feature = "redis")]
+pub mod redis;

@@ -172,6 +172,22 @@ pub(crate) fn segment(text: &str) -> String {
     out
 }
 
+/// A CloudEvents attribute as the value of a header, as the bindings for HTTP and NATS want it:
+/// blanks, quotes, percent signs and what is not ASCII are percent-encoded.
+#[allow(dead_code, reason = "each destination that needs it is a feature")]
+pub(crate) fn percent_encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_graphic() && byte != b'"' && byte != b'%' {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
 /// The whole event as a JSON document. A JSON payload is embedded as it stands, byte for byte;
 /// anything else travels as `data_base64`.
 fn structured(envelope: &Envelope) -> Bytes {
@@ -258,6 +274,12 @@ mod tests {
         {
             assert_eq!(base64(bytes.as_bytes()), text);
         }
+    }
+
+    #[test]
+    fn an_attribute_in_a_header_is_percent_encoded() {
+        assert_eq!(percent_encoded("Zürich 50%"), "Z%C3%BCrich%2050%25");
+        assert_eq!(percent_encoded("/acme/Order:42"), "/acme/Order:42");
     }
 
     #[test]

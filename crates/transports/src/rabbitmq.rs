@@ -11,7 +11,7 @@
 //! | `exchange` | the exchange, else the default one, which leads to the queue named by the routing key |
 //! | `declare` | `topic`, `direct` or `fanout`: makes the exchange if it is not there, durable |
 //! | `max_message` | largest body in bytes, 16 MiB unless set: that is RabbitMQ's own default since 4.0 |
-//! | `ca_file` | PEM certificates to trust beside the web's roots, with `amqps://` |
+//! | `ca_file` | PEM certificates to trust instead of the system's, with `amqps://` |
 //!
 //! The routing key is the event's own, or its topic. Several hosts are tried in their order.
 //!
@@ -27,7 +27,7 @@
 
 use std::{
     collections::HashSet,
-    fs, io,
+    io,
     net::Shutdown,
     path::PathBuf,
     str::FromStr,
@@ -40,7 +40,7 @@ use lapin::{
     ErrorKind as LapinErrorKind, ExchangeKind,
     options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions},
     protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError},
-    tcp::OwnedTLSConfig,
+    tcp::RustlsConnector,
     types::{AMQPValue, FieldTable, ShortString},
     uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo},
 };
@@ -48,6 +48,7 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result, Secret,
     transport::{Capabilities, Outcome, Transport},
 };
+use rustls::ClientConfig;
 use socket2::{SockRef, Socket};
 use tokio::{
     net::lookup_host,
@@ -56,6 +57,7 @@ use tokio::{
 
 use crate::{
     connection::Connection,
+    tls,
     url::{Common, DestinationUrl},
 };
 
@@ -92,7 +94,7 @@ pub struct RabbitMqConfig {
     pub password: Option<Secret>,
     /// Whether the connection is encrypted.
     pub tls: bool,
-    /// PEM certificates to trust beside the web's roots.
+    /// PEM certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// The exchange; empty is the default one.
     pub exchange: String,
@@ -159,7 +161,7 @@ impl RabbitMqConfig {
 pub struct RabbitMq {
     config: RabbitMqConfig,
     exchange: ShortString,
-    tls: OwnedTLSConfig,
+    tls: Option<Arc<ClientConfig>>,
     connection: Connection<Link>,
 }
 
@@ -206,22 +208,15 @@ impl RabbitMq {
         if config.declare.is_some() && config.exchange.is_empty() {
             return Err(Error::invalid("declare needs an exchange; the default one is there"));
         }
-        let mut tls = OwnedTLSConfig::default();
-        if let Some(path) = &config.ca_file {
-            if !config.tls {
-                return Err(Error::invalid("a ca_file needs amqps://"));
-            }
-            let text = fs::read_to_string(path)
-                .ok()
-                .filter(|text| text.contains("-----BEGIN CERTIFICATE-----"))
-                .ok_or_else(|| {
-                    Error::invalid(format!(
-                        "the ca_file {} cannot be read as PEM certificates",
-                        path.display()
-                    ))
-                })?;
-            tls.cert_chain = Some(text);
+        if config.ca_file.is_some() && !config.tls {
+            return Err(Error::invalid("a ca_file needs amqps://"));
         }
+        let tls = if config.tls {
+            let trusted = tls::client_config(config.ca_file.as_deref()).map_err(Error::invalid)?;
+            Some(Arc::new(trusted))
+        } else {
+            None
+        };
         let connection = Connection::new(config.common.connect_timeout);
         Ok(Self { config, exchange, tls, connection })
     }
@@ -270,7 +265,7 @@ impl RabbitMq {
             .with_connection_name(format!("posthaste {}", self.config.common.name).into());
         let runtime = lapin::runtime::default_runtime().map_err(|error| reason(&error))?;
         let limit = self.config.common.connect_timeout;
-        let tls = self.tls.clone();
+        let tls = self.tls.clone().map(RustlsConnector::from);
         let line = Line::default();
         let _waiting = Waiting(line.clone());
         let dialled = line.clone();
@@ -287,9 +282,9 @@ impl RabbitMq {
                     if let AsyncTcpStream::Plain(plain) = &stream {
                         dialled.open(SockRef::from(plain.get_ref()).try_clone()?)?;
                     }
-                    match uri.scheme {
-                        AMQPScheme::AMQP => Ok(stream),
-                        AMQPScheme::AMQPS => stream.into_tls(host, tls.as_ref()).await,
+                    match &tls {
+                        None => Ok(stream),
+                        Some(tls) => stream.into_rustls(tls, host).await,
                     }
                 };
                 // Nobody else ends this when the other side is silent.

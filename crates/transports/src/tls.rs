@@ -1,34 +1,49 @@
-//! TLS for clients that take a configuration of ours: rustls with ring, the web's roots and, if
-//! there is one, an authority of the operator's own.
+//! TLS for clients: rustls with ring, named explicitly. The process may have another default, or
+//! none.
 
 use std::{path::Path, sync::Arc};
 
-use posthaste_core::{Error, Result};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
 };
 
-/// A configuration that trusts the web's roots, and those in the file.
-pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<ClientConfig> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+/// Trusts the certificates in this file alone or, without one, those of the system. A system that has
+/// none, as small containers, trusts the web's.
+pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
     if let Some(path) = ca_file {
-        let refused = |why: &str| Error::invalid(format!("the ca_file {} {why}", path.display()));
-        let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
-            .and_then(Iterator::collect)
-            .map_err(|_| refused("cannot be read as PEM certificates"))?;
-        let (added, _) = roots.add_parsable_certificates(certificates);
-        if added == 0 {
-            return Err(refused("holds no certificate that can be used"));
+        for certificate in certificates(path)? {
+            roots.add(certificate).map_err(|_| {
+                format!("{} holds a certificate that cannot be trusted", path.display())
+            })?;
+        }
+    } else {
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() {
+            roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
         }
     }
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::invalid("TLS cannot be set up").with_source(error))?
+        .map_err(|_| "this build of TLS has no protocol version".to_owned())?
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(config)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let unreadable = |_| format!("{} cannot be read as PEM certificates", path.display());
+    let certificates = CertificateDer::pem_file_iter(path)
+        .map_err(unreadable)?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(unreadable)?;
+    if certificates.is_empty() {
+        return Err(format!("{} holds no certificate", path.display()));
+    }
+    Ok(certificates)
 }
 
 #[cfg(test)]
@@ -36,10 +51,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ca_file_without_certificates_is_refused_by_its_name() {
-        for path in ["/no/such/ca.pem", "Cargo.toml"] {
-            let error = client_config(Some(Path::new(path))).unwrap_err().to_string();
-            assert!(error.contains(path), "{error}");
-        }
+    fn a_file_without_certificates_is_named() {
+        let error = client_config(Some(Path::new("/no/such/ca.pem"))).unwrap_err();
+        assert!(error.contains("/no/such/ca.pem"), "{error}");
     }
 }

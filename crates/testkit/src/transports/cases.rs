@@ -45,6 +45,7 @@ macro_rules! transport_conformance {
                 while_the_server_is_down_every_event_is_told_so
                 a_server_killed_in_the_middle_of_a_stream_loses_nothing_and_keeps_order
                 a_connection_that_broke_while_idle_is_made_again
+                an_acknowledgement_that_does_not_come_is_not_awaited_for_ever
             }
             refuse {
                 a_message_that_is_too_large_is_dead_and_the_next_one_goes_on

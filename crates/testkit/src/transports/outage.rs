@@ -1,6 +1,9 @@
 //! The server is down, dies, and comes back.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use futures_util::future::join_all;
 use posthaste_core::{
@@ -152,5 +155,33 @@ pub async fn a_connection_that_broke_while_idle_is_made_again(destination: &dyn 
     server.kill();
     server.start().await;
     insist(&*transport, &events[1..]).await;
+    assert_eq!(first_deliveries(&topic.read().await), ids(&events));
+}
+
+/// The server takes the bytes and never answers: within the timeouts the events are told not
+/// delivered, and they arrive once it goes on.
+pub async fn an_acknowledgement_that_does_not_come_is_not_awaited_for_ever(
+    destination: &dyn Destination,
+) {
+    let mut server = destination.server();
+    server.start().await;
+    let topic = Topic::on(destination, &server);
+    topic.prepare().await;
+    let transport = topic.transport(&impatient());
+    let events = topic.events("a", 3);
+    deliver(&*transport, &events[..1]).await;
+    server.freeze();
+    let begun = Instant::now();
+    let outcomes = publish(&*transport, &events[1..2]).await;
+    // 2 s to connect and 2 s to acknowledge, at most.
+    assert!(begun.elapsed() < Duration::from_secs(6), "it took {:?}", begun.elapsed());
+    match &outcomes[0] {
+        Outcome::Retry { error, .. } | Outcome::Unavailable { error, .. } => assert_clear(error),
+        outcome => panic!("nobody answered, and yet: {outcome:?}"),
+    }
+    server.thaw();
+    for event in &events[1..] {
+        insist(&*transport, std::slice::from_ref(event)).await;
+    }
     assert_eq!(first_deliveries(&topic.read().await), ids(&events));
 }

@@ -107,12 +107,27 @@ impl Server {
         TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok()
     }
 
+    /// Stops its processes in their tracks: connections stay, and nobody answers.
+    pub fn freeze(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let Some(process) = &self.process else { return };
+        // The group was made for it; standard Rust can only kill, and one process at that.
+        let group = format!("kill -{signal} -{}", process.id());
+        let _ = Command::new("sh").args(["-c", &group]).stderr(Stdio::null()).status();
+    }
+
     /// Kills it as a power cut would: SIGKILL to all of its processes. Its data stays.
     pub fn kill(&mut self) {
+        self.signal("KILL");
         let Some(mut process) = self.process.take() else { return };
-        // The group was made for it; standard Rust can only signal one process.
-        let group = format!("kill -KILL -{}", process.id());
-        let _ = Command::new("sh").args(["-c", &group]).stderr(Stdio::null()).status();
         let _ = process.kill();
         let _ = process.wait();
     }
