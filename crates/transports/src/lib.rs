@@ -34,6 +34,9 @@ pub mod log;
 #[cfg(feature = "memory")]
 pub mod memory;
 
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
+
 #[cfg(feature = "nats")]
 pub mod nats;
 

@@ -13,6 +13,9 @@ use uuid::Uuid;
 /// A server that does not answer for so long does not start.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
+/// One that ends in order does not take longer.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
 type MakeUrl = Box<dyn Fn(u16) -> String + Send + Sync>;
 type MakeCommand = Box<dyn Fn(u16, &Path) -> Command + Send + Sync>;
 
@@ -23,6 +26,7 @@ pub struct Server {
     url: MakeUrl,
     command: MakeCommand,
     ready: Option<&'static str>,
+    in_order: bool,
     process: Option<Child>,
 }
 
@@ -42,6 +46,7 @@ impl Server {
             url: Box::new(url),
             command: Box::new(command),
             ready: None,
+            in_order: false,
             process: None,
         }
     }
@@ -49,6 +54,12 @@ impl Server {
     /// It is ready once its output holds this text; otherwise as soon as it accepts a connection.
     pub fn ready_when(mut self, text: &'static str) -> Self {
         self.ready = Some(text);
+        self
+    }
+
+    /// It keeps its data only when it ends in order: [`kill`](Self::kill) asks it to.
+    pub fn ends_in_order(mut self) -> Self {
+        self.in_order = true;
         self
     }
 
@@ -124,8 +135,18 @@ impl Server {
         let _ = Command::new("sh").args(["-c", &group]).stderr(Stdio::null()).status();
     }
 
-    /// Kills it as a power cut would: SIGKILL to all of its processes. Its data stays.
+    /// Kills it as a power cut would: SIGKILL to all of its processes. Its data stays. One that
+    /// [`ends_in_order`](Self::ends_in_order) gets a SIGTERM first, and time to heed it.
     pub fn kill(&mut self) {
+        if self.in_order {
+            self.signal("TERM");
+            let deadline = Instant::now() + END_LIMIT;
+            while let Some(Ok(None)) = self.process.as_mut().map(Child::try_wait)
+                && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
         self.signal("KILL");
         let Some(mut process) = self.process.take() else { return };
         let _ = process.kill();
