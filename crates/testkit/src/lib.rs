@@ -1,8 +1,10 @@
-//! Proofs for Posthaste, a transactional outbox: published, so that a third party's store can
-//! prove itself too.
+//! Proofs for Posthaste, a transactional outbox: published, so that a third party's store or
+//! transport can prove itself too.
 //!
 //! - `conformance`: what every store must do, one named test a claim. A store's own tests are one
 //!   call of `store_conformance!`.
+//! - `transports`: what every transport must do, against a real server, read back by independent
+//!   clients. A transport's own tests are one call of `transport_conformance!`.
 //! - [`checker`]: says from what was committed and what was delivered whether anything was lost,
 //!   reordered, repeated or made up.
 //! - `tables`: outboxes that nobody else uses, and an end for them.
@@ -12,5 +14,8 @@ pub mod tables;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+
+#[cfg(feature = "transports")]
+pub mod transports;
 
 pub mod checker;

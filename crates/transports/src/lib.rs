@@ -13,6 +13,9 @@ pub mod url;
 #[allow(dead_code, reason = "each destination that needs it is a feature")]
 mod connection;
 
+#[cfg(feature = "tls")]
+mod tls;
+
 #[cfg(any(feature = "bus", feature = "handlers"))]
 mod receiver;
 
@@ -22,8 +25,23 @@ pub mod bus;
 #[cfg(feature = "handlers")]
 pub mod handlers;
 
+#[cfg(feature = "http")]
+pub mod http;
+
 #[cfg(feature = "log")]
 pub mod log;
 
 #[cfg(feature = "memory")]
 pub mod memory;
+
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
+
+#[cfg(feature = "nats")]
+pub mod nats;
+
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+
+#[cfg(feature = "redis")]
+pub mod redis;

@@ -159,10 +159,26 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, String)> {
 }
 
 /// A text as one segment of a URI path.
-fn segment(text: &str) -> String {
+pub(crate) fn segment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// A CloudEvents attribute as the value of a header, as the bindings for HTTP and NATS want it:
+/// blanks, quotes, percent signs and what is not ASCII are percent-encoded.
+#[allow(dead_code, reason = "each destination that needs it is a feature")]
+pub(crate) fn percent_encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_graphic() && byte != b'"' && byte != b'%' {
             out.push(char::from(byte));
         } else {
             // Writing to a string cannot fail.
@@ -208,7 +224,7 @@ fn is_document(text: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -258,6 +274,12 @@ mod tests {
         {
             assert_eq!(base64(bytes.as_bytes()), text);
         }
+    }
+
+    #[test]
+    fn an_attribute_in_a_header_is_percent_encoded() {
+        assert_eq!(percent_encoded("Zürich 50%"), "Z%C3%BCrich%2050%25");
+        assert_eq!(percent_encoded("/acme/Order:42"), "/acme/Order:42");
     }
 
     #[test]

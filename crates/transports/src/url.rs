@@ -24,6 +24,8 @@ pub struct DestinationUrl {
     /// What stands behind the hosts, without the slash at its start.
     pub path: String,
     parameters: BTreeMap<String, String>,
+    // What stands before the name of each parameter, for URLs that carry others' parameters, too.
+    prefix: &'static str,
 }
 
 /// What every destination can be told.
@@ -55,6 +57,13 @@ impl FromStr for DestinationUrl {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        Self::with_prefix(text, "")
+    }
+}
+
+impl DestinationUrl {
+    /// Takes a URL apart whose parameters all carry this prefix.
+    pub(crate) fn with_prefix(text: &str, prefix: &'static str) -> Result<Self> {
         let (scheme, rest) = text
             .split_once("://")
             .ok_or_else(|| Error::invalid("a destination is a URL such as nats://host:4222"))?;
@@ -90,6 +99,7 @@ impl FromStr for DestinationUrl {
             hosts,
             path: decoded("path", path)?,
             parameters,
+            prefix,
         };
         if let Some(secret) = url.secret("password")? {
             url.password = Some(secret);
@@ -123,9 +133,14 @@ fn decoded(what: &str, text: &str) -> Result<String> {
 }
 
 impl DestinationUrl {
+    /// The parameter as it stands in the URL.
+    fn named(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
     /// Takes a parameter: what nobody has taken in the end is unknown.
     pub fn take(&mut self, name: &str) -> Option<String> {
-        self.parameters.remove(name)
+        self.parameters.remove(&self.named(name))
     }
 
     /// Takes a parameter that is to be parsed; the error names it and what it was given.
@@ -133,12 +148,10 @@ impl DestinationUrl {
         let Some(text) = self.take(name) else {
             return Ok(None);
         };
-        match text.parse() {
-            Ok(value) => Ok(Some(value)),
-            Err(_) => {
-                Err(Error::invalid(format!("parameter {name} is {text:?}; it takes {expected}")))
-            }
-        }
+        text.parse().map(Some).map_err(|_| {
+            let name = self.named(name);
+            Error::invalid(format!("parameter {name} is {text:?}; it takes {expected}"))
+        })
     }
 
     /// Takes a parameter that is `true` or `false`.
@@ -162,6 +175,7 @@ impl DestinationUrl {
             .filter(|millis| *millis > 0)
             .map(|millis| Some(Duration::from_millis(millis)))
             .ok_or_else(|| {
+                let name = self.named(name);
                 Error::invalid(format!(
                     "parameter {name} is {text:?}; it takes a time such as 500ms, 30s or 2m"
                 ))
@@ -176,9 +190,12 @@ impl DestinationUrl {
             (Some(variable), None) => Secret::from_env(&variable).map(Some),
             (None, Some(path)) => Secret::from_file(path).map(Some),
             (None, None) => Ok(None),
-            (Some(_), Some(_)) => Err(Error::invalid(format!(
-                "{name}_env and {name}_file name two places for one secret; give one"
-            ))),
+            (Some(_), Some(_)) => {
+                let name = self.named(name);
+                Err(Error::invalid(format!(
+                    "{name}_env and {name}_file name two places for one secret; give one"
+                )))
+            }
         }
     }
 

@@ -1,0 +1,383 @@
+//! RabbitMQ: what every transport must do, and what only this one promises.
+
+use std::{
+    env,
+    io::Write,
+    process::Command,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Envelope, Event, EventBuilder, Result,
+    transport::{Outcome, Transport},
+};
+use posthaste_testkit::transports::{
+    Destination, Options, Received, Server, Traits, consume, consumer,
+};
+use posthaste_transports::rabbitmq::{RabbitMq, RabbitMqConfig};
+use serde::Deserialize;
+
+struct Subject;
+
+async fn subject() -> Option<Subject> {
+    env::var("POSTHASTE_TEST_RABBITMQ").ok().map(|_| Subject)
+}
+
+posthaste_testkit::transport_conformance!(subject);
+
+#[async_trait]
+impl Destination for Subject {
+    fn traits(&self) -> Traits {
+        Traits { prefix: "cloudEvents:", binding: Some("amqp"), ..Traits::default() }
+    }
+
+    fn url(&self) -> String {
+        env::var("POSTHASTE_TEST_RABBITMQ").expect("the subject was made")
+    }
+
+    fn server(&self) -> Server {
+        private("")
+    }
+
+    fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
+        let mut config = RabbitMqConfig::from_url(&options.on(url))?;
+        config.max_message = options.max_message.unwrap_or(config.max_message);
+        Ok(Arc::new(RabbitMq::new(config)?))
+    }
+
+    async fn prepare(&self, url: &str, topic: &str) {
+        prepare(url, topic).await;
+    }
+
+    async fn read(&self, url: &str, topic: &str) -> Vec<Received> {
+        consume(consumer("rabbitmq"), &["read", url, topic]).await
+    }
+}
+
+/// A server of its own, with these lines in its configuration instead of the usual limit of its
+/// disk.
+fn private(settings: &'static str) -> Server {
+    let server = env::var("POSTHASTE_TEST_RABBITMQ_SERVER").expect("what starts a server");
+    Server::new(
+        |port| format!("amqp://posthaste:posthaste@127.0.0.1:{port}"),
+        move |port, folder| {
+            let mut command = Command::new(&server);
+            let settings = settings
+                .replace("FOLDER", &folder.display().to_string())
+                .replace("TLS_PORT", &tls_port(port).to_string());
+            command.arg(port.to_string()).arg(folder).arg(settings);
+            command
+        },
+    )
+    .ready_when("Server startup complete")
+}
+
+/// Where a server of its own listens for TLS, if it is told to.
+fn tls_port(port: u16) -> u16 {
+    port - 5_000
+}
+
+async fn prepare(url: &str, queue: &str) {
+    let _: Vec<Received> = consume(consumer("rabbitmq"), &["prepare", url, queue]).await;
+}
+
+fn envelope(event: EventBuilder) -> Envelope {
+    let event = event.build().unwrap();
+    let created_at = event.occurred_at();
+    Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event }
+}
+
+/// A name that no other test uses.
+fn unique(what: &str) -> String {
+    let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+    format!("{what}-{}-{nanos}", std::process::id())
+}
+
+fn transport(url: &str) -> RabbitMq {
+    RabbitMq::new(RabbitMqConfig::from_url(url).unwrap()).unwrap()
+}
+
+/// The shared server, or `None` with a word about it.
+fn shared() -> Option<String> {
+    let url = env::var("POSTHASTE_TEST_RABBITMQ").ok();
+    if url.is_none() {
+        eprintln!("skipped: there is no server to run it on");
+    }
+    url
+}
+
+#[tokio::test]
+async fn a_message_that_no_queue_takes_is_a_retry_and_its_neighbours_are_delivered() {
+    let Some(url) = shared() else { return };
+    let (queue, nowhere) = (unique("taken"), unique("nowhere"));
+    prepare(&url, &queue).await;
+    let transport = transport(&url);
+    let mut taken = 0;
+    for round in 0_usize..20 {
+        let is_taken = |n: usize| !(n * 7 + round).is_multiple_of(3);
+        let batch: Vec<_> = (0..200)
+            .map(|n| {
+                let topic = if is_taken(n) { &queue } else { &nowhere };
+                envelope(Event::builder("OrderPlaced").topic(topic).payload("x"))
+            })
+            .collect();
+        let outcomes = transport.publish(&batch).await;
+        for (n, outcome) in outcomes.into_iter().enumerate() {
+            if is_taken(n) {
+                assert_eq!(outcome, Outcome::Delivered, "event {n} of round {round}");
+                taken += 1;
+            } else {
+                let said =
+                    format!("no queue takes routing key {nowhere:?} of the default exchange");
+                assert_eq!(outcome, Outcome::retry(said), "event {n} of round {round}");
+            }
+        }
+    }
+    let read: Vec<Received> = consume(consumer("rabbitmq"), &["read", &url, &queue]).await;
+    assert_eq!(read.len(), taken);
+}
+
+#[tokio::test]
+async fn side_by_side_each_batch_knows_which_of_its_messages_came_back() {
+    let Some(url) = shared() else { return };
+    let (queue, nowhere) = (unique("taken"), unique("nowhere"));
+    prepare(&url, &queue).await;
+    let transport = Arc::new(transport(&url));
+    let batches: Vec<_> = (0..12)
+        .map(|number| {
+            let topic = if number % 2 == 0 { queue.clone() } else { nowhere.clone() };
+            let transport = Arc::clone(&transport);
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let event = Event::builder("OrderPlaced").topic(&topic).payload("x");
+                    let outcome = transport.publish(&[envelope(event)]).await.remove(0);
+                    assert_eq!(outcome == Outcome::Delivered, number % 2 == 0, "{outcome:?}");
+                }
+            })
+        })
+        .collect();
+    for batch in batches {
+        batch.await.unwrap();
+    }
+}
+
+/// What the consumer says beside what all consumers say.
+#[derive(Deserialize)]
+struct Properties {
+    id: String,
+    r#type: String,
+    persistent: bool,
+    timestamp: i64,
+}
+
+#[tokio::test]
+async fn id_type_time_and_persistence_stand_in_their_properties() {
+    let Some(url) = shared() else { return };
+    let queue = unique("properties");
+    prepare(&url, &queue).await;
+    let mut event =
+        envelope(Event::builder("OrderPlaced").topic("elsewhere").routing_key(&queue).payload("x"));
+    event.replay = 2;
+    assert_eq!(transport(&url).publish(&[event.clone()]).await, [Outcome::Delivered]);
+    let read: Vec<Properties> = consume(consumer("rabbitmq"), &["read", &url, &queue]).await;
+    assert_eq!(read[0].id, format!("{}/2", event.event.id()));
+    assert_eq!(read[0].r#type, "OrderPlaced");
+    assert!(read[0].persistent);
+    assert_eq!(read[0].timestamp, event.event.occurred_at().as_second());
+}
+
+#[tokio::test]
+async fn an_exchange_is_declared_if_asked_for_and_missed_otherwise() {
+    let Some(url) = shared() else { return };
+    let exchange = unique("exchange");
+    let event = envelope(Event::builder("OrderPlaced").topic("orders").payload("x"));
+    let batch = vec![event; 3];
+
+    let undeclared = transport(&format!("{url}?exchange={exchange}"));
+    let missing = format!("exchange {exchange:?} does not exist");
+    for outcome in undeclared.publish(&batch).await {
+        assert_eq!(outcome, Outcome::unavailable(&missing));
+    }
+    assert_eq!(undeclared.check().await.unwrap_err().to_string(), missing);
+
+    let declared = transport(&format!("{url}?exchange={exchange}&declare=topic"));
+    let found = declared.check().await.unwrap();
+    assert!(found.ends_with(&format!("virtual host /, has exchange {exchange:?}")), "{found}");
+    let unbound = format!("no queue takes routing key \"orders\" of exchange {exchange:?}");
+    for outcome in undeclared.publish(&batch).await {
+        assert_eq!(outcome, Outcome::retry(&unbound), "it is found without a restart");
+    }
+
+    let other_kind = transport(&format!("{url}?exchange={exchange}&declare=fanout"));
+    let said = other_kind.check().await.unwrap_err().to_string();
+    assert!(said.contains("of another kind"), "{said}");
+}
+
+#[tokio::test]
+async fn what_amqp_cannot_carry_is_dead_and_its_neighbours_go_on() {
+    let Some(url) = shared() else { return };
+    let queue = unique("carried");
+    prepare(&url, &queue).await;
+    let event = || Event::builder("OrderPlaced").topic(&queue).payload("x");
+    let batch = [
+        envelope(event()),
+        Envelope { topic: Some("k".repeat(256)), ..envelope(event()) },
+        envelope(event().header("h".repeat(256), "x")),
+        envelope(event().header("large", "x".repeat(200_000))),
+        envelope(event()),
+    ];
+    let outcomes = transport(&url).publish(&batch).await;
+    assert_eq!(outcomes[0], Outcome::Delivered);
+    for (outcome, said) in outcomes[1..4].iter().zip(["routing key", "header's name", "headers"]) {
+        let Outcome::Dead { error } = outcome else { panic!("{outcome:?}") };
+        assert!(error.contains(said) && error.contains("bytes"), "{error}");
+    }
+    assert_eq!(outcomes[4], Outcome::Delivered);
+}
+
+#[tokio::test]
+async fn a_virtual_host_that_is_not_there_is_named_as_the_reason() {
+    let Some(url) = shared() else { return };
+    let error = transport(&format!("{url}/nowhere")).check().await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("virtual host"), "{error}");
+}
+
+#[tokio::test]
+async fn a_message_beyond_the_servers_own_limit_is_dead_and_its_neighbours_are_delivered() {
+    let Some(_) = shared() else { return };
+    let mut server = private("max_message_size = 65536\ndisk_free_limit.absolute = 50MB");
+    server.start().await;
+    prepare(&server.url(), "limited").await;
+    let event = |size: usize| {
+        envelope(Event::builder("OrderPlaced").topic("limited").payload(&"x".repeat(size)))
+    };
+    let batch = [event(1), event(100), event(100_000), event(1), event(200_000), event(1)];
+    let outcomes = transport(&server.url()).publish(&batch).await;
+    for (n, outcome) in outcomes.iter().enumerate() {
+        if [2, 4].contains(&n) {
+            let Outcome::Dead { error } = outcome else { panic!("{outcome:?}") };
+            assert!(error.contains("too large"), "{error}");
+        } else {
+            assert_eq!(*outcome, Outcome::Delivered, "event {n}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_blocks_publishers_is_unavailable() {
+    let Some(_) = shared() else { return };
+    // No disk has so much room.
+    let mut server = private("disk_free_limit.absolute = 1000000GB");
+    server.start().await;
+    prepare(&server.url(), "blocked").await;
+    let transport = transport(&format!("{}?publish_timeout=1s", server.url()));
+    let batch = vec![envelope(Event::builder("OrderPlaced").topic("blocked").payload("x")); 3];
+    for round in 0..3 {
+        for outcome in transport.publish(&batch).await {
+            let Outcome::Unavailable { error, .. } = outcome else { panic!("{outcome:?}") };
+            assert!(error.contains("blocks publishers"), "round {round}: {error}");
+        }
+    }
+    let error = transport.check().await.unwrap_err().to_string();
+    assert!(error.contains("blocks publishers"), "{error}");
+}
+
+#[tokio::test]
+async fn a_certificate_must_be_trusted_and_name_the_host() {
+    let Some(_) = shared() else { return };
+    let mut server = private(
+        "disk_free_limit.absolute = 50MB\n\
+         listeners.ssl.1 = 127.0.0.1:TLS_PORT\n\
+         ssl_options.certfile = FOLDER/cert.pem\n\
+         ssl_options.keyfile = FOLDER/key.pem\n\
+         ssl_options.verify = verify_none",
+    );
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let ca_file = server.folder().join("cert.pem");
+    std::fs::write(&ca_file, certified.cert.pem()).unwrap();
+    std::fs::write(server.folder().join("key.pem"), certified.signing_key.serialize_pem()).unwrap();
+    server.start().await;
+    prepare(&server.url(), "secured").await;
+    let event = envelope(Event::builder("OrderPlaced").topic("secured").payload("x"));
+    let port = tls_port(server.port());
+    let url = |host: &str| format!("amqps://posthaste:posthaste@{host}:{port}");
+    let trusted = format!("{}?ca_file={}", url("localhost"), ca_file.display());
+    let outcomes = transport(&trusted).publish(std::slice::from_ref(&event)).await;
+    assert_eq!(outcomes, [Outcome::Delivered]);
+    let other_name = format!("{}?ca_file={}", url("127.0.0.1"), ca_file.display());
+    for wrong in [url("localhost"), other_name] {
+        let outcome = transport(&wrong).publish(std::slice::from_ref(&event)).await.remove(0);
+        let Outcome::Unavailable { error, .. } = outcome else { panic!("{outcome:?}") };
+        assert!(error.contains("TLS failed or the certificate"), "{error}");
+    }
+}
+
+/// How many threads of the client library there are in this process.
+fn client_threads() -> usize {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.starts_with("lapin"))
+        .count()
+}
+
+#[tokio::test]
+async fn a_server_that_accepts_and_says_nothing_costs_no_thread_for_each_try() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://{}?connect_timeout=100ms", listener.local_addr().unwrap());
+    let held = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            held.push(stream);
+        }
+    });
+    for _ in 0..5 {
+        let outcomes =
+            transport(&url).publish(&[envelope(Event::builder("OrderPlaced").payload("x"))]).await;
+        assert_eq!(outcomes, [Outcome::unavailable("no connection within 100ms")]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while client_threads() > 0 {
+        assert!(Instant::now() < deadline, "{} threads are left", client_threads());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    held.abort();
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_comes_back_is_in_no_log() {
+    let Some(url) = shared() else { return };
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+        .with_writer(move || writer.clone())
+        .init();
+    let mark = "not-to-be-seen";
+    let event = Event::builder("OrderPlaced").topic(unique("nowhere")).payload(mark);
+    let outcome = transport(&url).publish(&[envelope(event)]).await.remove(0);
+    assert!(matches!(outcome, Outcome::Retry { .. }), "{outcome:?}");
+
+    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(logged.contains("lapin"), "something is logged: {logged}");
+    let as_numbers = format!("{:?}", mark.as_bytes());
+    for trace in [mark, as_numbers.trim_matches(['[', ']'])] {
+        assert!(!logged.contains(trace), "the payload is in a log");
+    }
+}
