@@ -170,7 +170,7 @@ pub async fn an_acknowledgement_that_does_not_come_is_not_awaited_for_ever(
     let transport = topic.transport(&impatient());
     let events = topic.events("a", 3);
     deliver(&*transport, &events[..1]).await;
-    server.freeze();
+    server.freeze().await;
     let begun = Instant::now();
     let outcomes = publish(&*transport, &events[1..2]).await;
     // 2 s to connect and 2 s to acknowledge, at most.
