@@ -1,6 +1,6 @@
 """Reads Redis streams, and makes clusters of private servers.
 
-Usage: redis.py read URL TOPIC: prints all that the stream holds, one JSON object a line
+Usage: redis.py read URL TOPIC…: prints all that the streams hold, one JSON object a line
        redis.py form URL…: makes one cluster of these servers, unless they are one already
        redis.py run URL COMMAND ARGUMENT…: runs one command, prints nothing
 """
@@ -13,22 +13,20 @@ import time
 import redis
 
 
-def read(url, topic):
+def read(url, *topics):
     client = redis.Redis.from_url(url)
     if client.info("cluster")["cluster_enabled"]:
         client = redis.RedisCluster.from_url(url)
-    for _, fields in client.xrange(topic):
-        print(
-            json.dumps(
-                {
-                    "topic": topic,
-                    "key": fields[b"key"].decode() if b"key" in fields else None,
-                    "headers": list(json.loads(fields[b"headers"]).items()),
-                    "content_type": fields[b"content-type"].decode(),
-                    "body": base64.b64encode(fields[b"payload"]).decode(),
-                }
-            )
-        )
+    for topic in topics:
+        for _, fields in client.xrange(topic):
+            message = {
+                "topic": topic,
+                "key": fields[b"key"].decode() if b"key" in fields else None,
+                "headers": list(json.loads(fields[b"headers"]).items()),
+                "content_type": fields[b"content-type"].decode(),
+                "body": base64.b64encode(fields[b"payload"]).decode(),
+            }
+            print(json.dumps(message))
 
 
 def form(*urls):

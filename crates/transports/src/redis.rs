@@ -16,8 +16,9 @@
 //! | `headers` | headers and metadata, one JSON object of strings |
 //! | `payload` | the bytes |
 //!
-//! What Redis has acknowledged is as safe as its persistence: with `appendfsync everysec` it survives
-//! the death of the process, with `always` that of the machine.
+//! What Redis has acknowledged is as safe as its persistence. With `appendonly yes` and `appendfsync
+//! always` it survives; with `everysec` the death of the process alone can take what was acknowledged
+//! in the last two seconds, while the disk is busy.
 //!
 //! In a cluster every stream has a transaction of its own, so that a batch can be accepted in part.
 
