@@ -2,10 +2,19 @@
 
 #![allow(dead_code, reason = "each test program takes what it needs")]
 
-use std::{fs, path::Path};
+use std::{env, fs, path::Path};
 
 use posthaste_core::{Envelope, Event, EventBuilder};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+/// What `scripts/servers` offers under this name, or `None`, and said so.
+pub fn given(variable: &str) -> Option<String> {
+    let value = env::var(variable).ok();
+    if value.is_none() {
+        eprintln!("skipped: {variable} is not set");
+    }
+    value
+}
 
 /// An event for this topic, as a relay would hand it over.
 pub fn envelope(topic: &str, key: &str) -> Envelope {
