@@ -1,4 +1,4 @@
-//! The command line of Posthaste: `demo`, `migrate`, `relay`, `status`, `bench`.
+//! The command line of Posthaste: `demo`, `migrate`, `relay`, `check-destination`, `status`, `bench`.
 //!
 //! The only place where configuration becomes objects. Events and answers go to standard output;
 //! logs and errors to standard error, an error in one line. The exit code is 0, 1 for a failure
@@ -11,6 +11,8 @@ mod duration;
 mod database;
 
 mod migrate;
+
+mod destination;
 
 mod relay;
 
@@ -51,6 +53,8 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Deliver the events of an outbox until stopped
     Relay(relay::RelayArgs),
+    /// Connect to a destination, publish a test message, and say what was found
+    CheckDestination(destination::CheckArgs),
     /// Show how an outbox stands
     Status(status::StatusArgs),
     /// Measure, each figure beside its baseline
@@ -63,6 +67,7 @@ impl Command {
             Self::Demo(args) => args.url.as_deref(),
             Self::Migrate(args) => Some(&args.database.url),
             Self::Relay(args) => Some(&args.database.url),
+            Self::CheckDestination(args) => Some(&args.to),
             Self::Status(args) => Some(&args.database.url),
             Self::Bench(args) => Some(args.url()),
         }
@@ -82,6 +87,7 @@ impl Command {
             Self::Demo(args) => demo::run(args).await,
             Self::Migrate(args) => migrate::run(args).await,
             Self::Relay(args) => relay::run(args).await,
+            Self::CheckDestination(args) => destination::check(args).await,
             Self::Status(args) => status::run(args).await,
             Self::Bench(args) => bench::run(args).await,
         }

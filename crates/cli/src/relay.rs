@@ -2,16 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use posthaste::{
-    Error, Result,
-    relay::{Config, OnDead, Relay, Retention, Stats},
+    Result,
+    relay::{Config, Destination, OnDead, Relay, Retention, Route, Routes, Stats},
     store::{Counts, RelayOrdering, Store},
     transport::Transport,
-    transports::log::{Format, LogTransport},
 };
 
-use crate::{args::DatabaseArgs, database, duration, stop::StopSignal};
+use crate::{
+    args::DatabaseArgs,
+    database,
+    destination::{self, LogFormat},
+    duration,
+    stop::StopSignal,
+};
 
 /// How often the relay is asked whether it still runs.
 const LIVENESS: Duration = Duration::from_millis(200);
@@ -24,9 +29,16 @@ pub(crate) struct RelayArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
 
-    /// Where events go: `log` writes a line per event to standard output
-    #[arg(long, value_name = "DESTINATION", env = "POSTHASTE_TO")]
+    /// Where events go: `nats://…`, `kafka://…`, `amqp://…`, `redis://…`, `mqtt://…`,
+    /// `pulsar://…`, `https://…`, or `log`, which writes a line per event to standard output
+    // Its value can hold a password: help is not to show it.
+    #[arg(long, value_name = "DESTINATION", env = "POSTHASTE_TO", hide_env_values = true)]
     to: String,
+
+    /// The topic there, with placeholders: `{aggregate_type}.{event_type}` [default: the event's own
+    /// topic, or its aggregate type]
+    #[arg(long, value_name = "TEMPLATE", env = "POSTHASTE_TOPIC")]
+    topic: Option<String>,
 
     /// The relay's name in leases, logs and status [default: a unique one]
     #[arg(long, env = "POSTHASTE_NAME")]
@@ -102,27 +114,20 @@ pub(crate) struct RelayArgs {
     payload: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
-    /// A line for people.
-    Text,
-    /// A JSON object a line.
-    Json,
-}
-
 impl RelayArgs {
     fn transport(&self) -> Result<Arc<dyn Transport>> {
-        if self.to != "log" {
-            return Err(Error::invalid(format!(
-                "destination {:?} is not known; this version knows: log",
-                self.to
-            )));
+        match self.to.as_str() {
+            "log" => Ok(destination::log(self.format, self.payload)),
+            url => destination::open(url),
         }
-        let log = LogTransport::stdout(match self.format {
-            LogFormat::Text => Format::Text,
-            LogFormat::Json => Format::Json,
-        });
-        Ok(Arc::new(if self.payload { log.with_payload() } else { log }))
+    }
+
+    fn relay(&self, store: Arc<dyn Store>, transport: Arc<dyn Transport>) -> Result<Relay> {
+        let Some(topic) = &self.topic else {
+            return Relay::new(store, transport, self.config());
+        };
+        let routes = Routes::new().route(Route::to(transport.name()).topic(topic));
+        Relay::routed(store, vec![Destination::new(transport)], routes, self.config())
     }
 
     fn config(&self) -> Config {
@@ -149,10 +154,9 @@ impl RelayArgs {
 pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     // Everything that can be wrong without a database is refused before one is opened.
     let transport = args.transport()?;
-    let config = args.config();
-    config.check()?;
+    args.config().check()?;
     let (store, _) = database::open(&args.database).await?;
-    let relay = Relay::new(Arc::clone(&store), transport, config)?;
+    let relay = args.relay(Arc::clone(&store), transport)?;
     if args.once { one_pass(&relay, &*store).await } else { until_stopped(&relay).await }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
 //! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, and a
-//! destination (`bus`, `handlers`, `log`, `memory`).
+//! destination (`nats`, `rabbitmq`, `redis`, `mqtt`, `http`, `bus`, `handlers`, `log`, `memory`).
 
 mod outbox;
 
@@ -13,13 +13,19 @@ mod notify;
 
 pub use posthaste_core::{
     Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits, Ordering,
-    Result, Status, TableName, TypeName, backoff, clock, key, store, transport,
+    Result, Secret, Status, TableName, TypeName, backoff, clock, key, store, transport,
 };
 #[cfg(feature = "relay")]
 pub use posthaste_relay as relay;
 pub use posthaste_stores as stores;
 pub use posthaste_stores::{Dialect, Enqueued};
-#[cfg(any(feature = "bus", feature = "handlers", feature = "log", feature = "memory"))]
+#[cfg(any(
+    feature = "bus",
+    feature = "handlers",
+    feature = "log",
+    feature = "memory",
+    feature = "wire"
+))]
 pub use posthaste_transports as transports;
 
 pub use self::{

@@ -45,3 +45,9 @@ pub mod rabbitmq;
 
 #[cfg(feature = "redis")]
 pub mod redis;
+
+#[cfg(feature = "wire")]
+mod registry;
+
+#[cfg(feature = "wire")]
+pub use self::registry::open;
