@@ -1,7 +1,8 @@
 """Prepares and reads a topic on NATS JetStream.
 
-Usage: nats.py prepare URL TOPIC: makes a stream of that name that listens to that subject
-       nats.py read URL TOPIC: prints all that the stream holds, one JSON object a line
+Usage: nats.py prepare URL TOPIC [LIMIT]: makes a stream of that name that listens to that subject and, with
+           a limit, refuses more messages
+       nats.py read URL STREAM [SUBJECT]: prints all that the stream holds, one JSON object a line
 """
 
 import asyncio
@@ -10,20 +11,22 @@ import json
 import sys
 
 import nats
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy
 
 CONTENT_TYPE = "content-type"
 
 
-async def prepare(js, topic):
-    await js.add_stream(name=topic, subjects=[topic])
+async def prepare(js, topic, limit=-1):
+    await js.add_stream(
+        name=topic, subjects=[topic], max_msgs=int(limit), discard=DiscardPolicy.NEW if limit != -1 else None
+    )
 
 
-async def read(js, topic):
-    left = (await js.stream_info(topic)).state.messages
+async def read(js, stream, subject=None):
+    left = (await js.stream_info(stream)).state.messages
     consumer = await js.pull_subscribe(
-        topic,
-        stream=topic,
+        subject or stream,
+        stream=stream,
         config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE),
     )
     while left > 0:
@@ -43,10 +46,10 @@ async def read(js, topic):
             )
 
 
-async def main(command, url, topic):
+async def main(command, url, *arguments):
     client = await nats.connect(url, max_reconnect_attempts=3)
     try:
-        await {"prepare": prepare, "read": read}[command](client.jetstream(), topic)
+        await {"prepare": prepare, "read": read}[command](client.jetstream(), *arguments)
     finally:
         await client.close()
 

@@ -15,7 +15,7 @@
 //! A header that NATS cannot carry (a line break in its value, a blank in its name) makes the event
 //! dead, and so does one that begins with `Nats-`: those are orders to the server.
 
-use std::{fmt, path::PathBuf, pin::pin, time::Duration};
+use std::{fmt, io, path::PathBuf, pin::pin, time::Duration};
 
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, HeaderName, HeaderValue,
@@ -247,6 +247,7 @@ impl Nats {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: NatsConfig) -> Result<Self> {
         config.check()?;
+        Self::login(&config)?;
         let connection = Connection::new(config.common.connect_timeout);
         Ok(Self { config, connection })
     }
@@ -263,8 +264,8 @@ impl Nats {
     async fn connect(&self) -> Result<Live, String> {
         let config = &self.config;
         let (died, alive) = watch::channel(true);
-        let mut options = self
-            .login(ConnectOptions::new())?
+        let mut options = Self::login(config)
+            .map_err(|error| error.to_string())?
             .name("posthaste")
             .connection_timeout(config.common.connect_timeout)
             .ping_interval(PING_INTERVAL)
@@ -294,8 +295,8 @@ impl Nats {
         Ok(live)
     }
 
-    fn login(&self, options: ConnectOptions) -> Result<ConnectOptions, String> {
-        let config = &self.config;
+    fn login(config: &NatsConfig) -> Result<ConnectOptions> {
+        let options = ConnectOptions::new();
         Ok(if let (Some(user), Some(password)) = (&config.user, &config.password) {
             options.user_and_password(user.clone(), password.expose().to_owned())
         } else if let Some(token) = &config.token {
@@ -303,9 +304,10 @@ impl Nats {
         } else if let Some(nkey) = &config.nkey {
             options.nkey(nkey.expose().to_owned())
         } else if let Some(credentials) = &config.credentials {
+            // The parser wants the line break at the end, which secrets from files have lost.
             options
-                .credentials(credentials.expose())
-                .map_err(|_| "the NATS credentials hold no JWT and nkey".to_owned())?
+                .credentials(&format!("{}\n", credentials.expose()))
+                .map_err(|_| Error::invalid("the NATS credentials hold no JWT and nkey"))?
         } else {
             options
         })
@@ -314,8 +316,8 @@ impl Nats {
     fn cannot_connect(&self, error: &ConnectError) -> String {
         let place = self.config.place();
         let io = std::error::Error::source(error)
-            .and_then(|source| source.downcast_ref::<std::io::Error>())
-            .map(std::io::Error::kind);
+            .and_then(|source| source.downcast_ref::<io::Error>())
+            .map(io::Error::kind);
         match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
                 format!("NATS at {place} refused the login: check its user, password or token")
@@ -325,6 +327,12 @@ impl Nats {
             ConnectErrorKind::TimedOut => format!("NATS at {place} does not answer"),
             ConnectErrorKind::ServerParse => format!("NATS at {place}: the host is no host's name"),
             _ => match io {
+                // What TLS cannot read or does not trust comes as invalid data.
+                Some(io::ErrorKind::InvalidData) if self.config.tls => {
+                    format!(
+                        "no TLS connection to NATS at {place}: its certificate is not trusted, or it speaks no TLS"
+                    )
+                }
                 Some(kind) => format!("no connection to NATS at {place}: {kind}"),
                 None => format!("no connection to NATS at {place}: it closed the connection"),
             },

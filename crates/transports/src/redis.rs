@@ -16,8 +16,9 @@
 //! | `headers` | headers and metadata, one JSON object of strings |
 //! | `payload` | the bytes |
 //!
-//! What Redis has acknowledged is as safe as its persistence: with `appendfsync everysec` it survives
-//! the death of the process, with `always` that of the machine.
+//! What Redis has acknowledged is as safe as its persistence. With `appendonly yes` and `appendfsync
+//! always` it survives; with `everysec` the death of the process alone can take what was acknowledged
+//! in the last two seconds, while the disk is busy.
 //!
 //! In a cluster every stream has a transaction of its own, so that a batch can be accepted in part.
 
@@ -251,10 +252,19 @@ impl Redis {
             let _ = rustls::crypto::ring::default_provider().install_default();
             certificates = Some(TlsCertificates { client_tls: None, root_cert: self.root()? });
         }
+        // In a cluster, too: its client does not say what is wrong with a node.
+        let mut connected = Err("no host is configured".to_owned());
+        for node in &nodes {
+            connected = self.connect_server(node.clone(), certificates.clone()).await;
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let server = connected?;
         let live = if config.cluster {
             Live::Cluster(self.connect_cluster(nodes, certificates).await?)
         } else {
-            Live::Server(self.connect_server(nodes, certificates).await?)
+            Live::Server(server)
         };
         // Without a password the server lets us in, and refuses every command.
         let mut ping = live.clone();
@@ -288,11 +298,10 @@ impl Redis {
 
     async fn connect_server(
         &self,
-        nodes: Vec<ConnectionInfo>,
+        node: ConnectionInfo,
         certificates: Option<TlsCertificates>,
     ) -> Result<MultiplexedConnection, String> {
         let common = &self.config.common;
-        let node = nodes.into_iter().next().ok_or("no host is configured")?;
         let client = match certificates {
             Some(certificates) => Client::build_with_tls(node, certificates),
             None => Client::open(node),
@@ -341,7 +350,14 @@ impl Redis {
             _ if error.is_connection_refusal() => {
                 format!("no connection to Redis at {place}: connection refused")
             }
-            (kind, _) => format!("no connection to Redis at {place}: {kind:?}"),
+            // What TLS cannot read or does not trust is an error of reading.
+            _ if self.config.tls && error.is_io_error() && !error.is_connection_dropped() => {
+                format!(
+                    "no TLS connection to Redis at {place}: its certificate is not trusted, or it \
+                 speaks no TLS"
+                )
+            }
+            _ => format!("no connection to Redis at {place}: it was closed or cannot be made"),
         }
     }
 

@@ -3,11 +3,20 @@
 use std::{env, fs, path::Path, process::Command, sync::Arc};
 
 use async_trait::async_trait;
-use posthaste_core::{Result, transport::Transport};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use nkeys::KeyPair;
+use posthaste_core::{
+    Event, Result,
+    transport::{Outcome, Transport},
+};
 use posthaste_testkit::transports::{
     Destination, Options, Received, Server, Traits, consume, consumer,
 };
 use posthaste_transports::nats::{Nats, NatsConfig};
+
+use support::{built, certificates, envelope};
+
+mod support;
 
 struct Subject;
 
@@ -30,6 +39,7 @@ impl Destination for Subject {
 
     fn server(&self) -> Server {
         private("authorization { user: me, password: right }", "me:right@")
+            .expect("the path of nats-server")
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
@@ -45,14 +55,15 @@ impl Destination for Subject {
     }
 }
 
-/// A server of its own, with these lines in its configuration.
-fn private(configuration: &'static str, login: &'static str) -> Server {
-    let server = env::var("POSTHASTE_TEST_NATS_SERVER").expect("the path of nats-server");
-    Server::new(
+/// A server of its own, with these lines in its configuration; `FOLDER` in them is its own.
+fn private(configuration: &str, login: &'static str) -> Option<Server> {
+    let server = env::var("POSTHASTE_TEST_NATS_SERVER").ok()?;
+    let configuration = configuration.to_owned();
+    let server = Server::new(
         move |port| format!("nats://{login}127.0.0.1:{port}"),
-        move |port, folder| command(&server, port, folder, configuration),
-    )
-    .ready_when("Server is ready")
+        move |port, folder| command(&server, port, folder, &configuration),
+    );
+    Some(server.ready_when("Server is ready"))
 }
 
 fn command(server: &str, port: u16, folder: &Path, configuration: &str) -> Command {
@@ -62,8 +73,248 @@ fn command(server: &str, port: u16, folder: &Path, configuration: &str) -> Comma
          jetstream {{ store_dir: \"{}\", max_file_store: 1GB }}\n{configuration}\n",
         folder.join("data").display()
     );
+    let text = text.replace("FOLDER", &folder.display().to_string());
     fs::write(&path, text).expect("the server's configuration can be written");
     let mut command = Command::new(server);
     command.arg("--config").arg(path);
     command
+}
+
+/// Where the shared server is, with these parameters.
+fn shared(parameters: &str) -> Option<Nats> {
+    let url = env::var("POSTHASTE_TEST_NATS").ok()?;
+    Some(transport(&format!("{url}?{parameters}")))
+}
+
+fn transport(url: &str) -> Nats {
+    Nats::new(NatsConfig::from_url(url).unwrap()).unwrap()
+}
+
+fn unique(prefix: &str) -> String {
+    format!("{prefix}-{:016x}", fastrand::u64(..))
+}
+
+fn error(outcome: &Outcome) -> &str {
+    match outcome {
+        Outcome::Delivered => "",
+        Outcome::Retry { error, .. }
+        | Outcome::Dead { error }
+        | Outcome::Unavailable { error, .. } => error,
+    }
+}
+
+#[tokio::test]
+async fn a_subject_that_no_stream_listens_to_is_unavailable() {
+    let Some(nats) = shared("") else { return };
+    let outcomes = nats.publish(&[envelope(&unique("nobody"), "a")]).await;
+    assert!(matches!(outcomes[0], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert!(error(&outcomes[0]).contains("no stream listens"), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_missing_stream_is_created_once_and_a_replay_is_told_in_its_id() {
+    let name = unique("created");
+    let parameters = format!("stream={name}&create_stream=true&subjects={name}.%3E");
+    let Some(nats) = shared(&parameters) else { return };
+    let topic = format!("{name}.placed");
+    let mut event = envelope(&topic, "a");
+    assert_eq!(nats.publish(&[event.clone()]).await, [Outcome::Delivered]);
+    event.replay = 2;
+    let again = shared(&parameters).unwrap();
+    assert_eq!(again.publish(&[event.clone()]).await, [Outcome::Delivered]);
+    let found = again.check().await.unwrap();
+    assert!(found.contains(&format!("stream {name} on {name}.> with 2 messages")), "{found}");
+    let received: Vec<Received> =
+        consume(consumer("nats"), &["read", &Subject.url(), &name, &topic]).await;
+    assert_eq!(received[1].header("Nats-Msg-Id"), Some(format!("{}/2", event.event.id()).as_str()));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_there_is_named_by_check() {
+    let name = unique("missing");
+    let Some(nats) = shared(&format!("stream={name}")) else { return };
+    let error = nats.check().await.unwrap_err().to_string();
+    assert!(error.contains(&format!("there is no stream {name}")), "{error}");
+}
+
+#[tokio::test]
+async fn an_event_of_another_stream_is_not_taken_and_the_next_one_goes_on() {
+    let (mine, other) = (unique("mine"), unique("other"));
+    let Some(nats) = shared(&format!("stream={mine}")) else { return };
+    for name in [&mine, &other] {
+        Subject.prepare(&Subject.url(), name).await;
+    }
+    let outcomes = nats.publish(&[envelope(&other, "a"), envelope(&mine, "b")]).await;
+    assert!(matches!(outcomes[0], Outcome::Retry { .. }), "{outcomes:?}");
+    assert!(error(&outcomes[0]).contains(&mine), "{outcomes:?}");
+    assert_eq!(outcomes[1], Outcome::Delivered);
+    assert!(Subject.read(&Subject.url(), &other).await.is_empty());
+}
+
+#[tokio::test]
+async fn what_nats_cannot_carry_is_dead_with_a_reason_and_the_next_one_goes_on() {
+    let Some(nats) = shared("") else { return };
+    let topic = unique("headers");
+    Subject.prepare(&Subject.url(), &topic).await;
+    let event = |name: &str, value: &str| {
+        built(Event::builder("OrderPlaced").topic(&topic).header(name, value))
+    };
+    let batch = [
+        envelope("orders placed", "a"),
+        envelope("orders.*", "a"),
+        envelope("orders..placed", "a"),
+        envelope("$JS.API.STREAM.DELETE.orders", "a"),
+        event("with blank", "x"),
+        event("colon:", "x"),
+        event("lines", "marker\r\nNats-Rollup: all"),
+        event("Nats-Rollup", "all"),
+        event("fine", "x"),
+    ];
+    let outcomes = nats.publish(&batch).await;
+    let says = [
+        "blank",
+        "wildcard",
+        "empty part",
+        "$",
+        "name",
+        "name",
+        "line break",
+        "orders to the server",
+    ];
+    for (outcome, says) in outcomes.iter().zip(says) {
+        assert!(matches!(outcome, Outcome::Dead { .. }), "{outcome:?}");
+        assert!(error(outcome).contains(says), "{outcome:?}");
+        assert!(!error(outcome).contains("marker"), "{outcome:?}");
+    }
+    assert_eq!(outcomes[8], Outcome::Delivered);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_full_is_unavailable() {
+    let Some(nats) = shared("") else { return };
+    let topic = unique("full");
+    let _: Vec<Received> =
+        consume(consumer("nats"), &["prepare", &Subject.url(), &topic, "1"]).await;
+    let outcomes = nats.publish(&[envelope(&topic, "a"), envelope(&topic, "b")]).await;
+    assert_eq!(outcomes[0], Outcome::Delivered);
+    assert!(matches!(outcomes[1], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert!(error(&outcomes[1]).contains("10077"), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_token_lets_in_and_a_wrong_one_does_not() {
+    let Some(mut server) = private("authorization { token: right }", "") else { return };
+    server.start().await;
+    let place = format!("127.0.0.1:{}", server.port());
+    let found = transport(&format!("nats://right@{place}")).check().await.unwrap();
+    assert!(found.contains("JetStream with 0 streams"), "{found}");
+    let error = transport(&format!("nats://{place}?token=wrong")).check().await.unwrap_err();
+    assert!(error.to_string().contains("refused the login"), "{error}");
+    let error = transport(&format!("nats://{place}")).check().await.unwrap_err();
+    assert!(error.to_string().contains("refused the login"), "{error}");
+}
+
+#[tokio::test]
+async fn an_nkey_lets_in_and_another_one_does_not() {
+    let (right, wrong) = (KeyPair::new_user(), KeyPair::new_user());
+    let user = format!("authorization {{ users: [ {{ nkey: {} }} ] }}", right.public_key());
+    let Some(mut server) = private(&user, "") else { return };
+    server.start().await;
+    for (key, works) in [(right, true), (wrong, false)] {
+        let file = server.folder().join("seed");
+        fs::write(&file, format!("{}\n", key.seed().unwrap())).unwrap();
+        let url = format!("{}?nkey_file={}", server.url(), file.display());
+        assert_eq!(transport(&url).check().await.is_ok(), works);
+    }
+}
+
+/// A claim that an operator or an account signed.
+fn signed(by: &KeyPair, subject: &KeyPair, nats: serde_json::Value) -> String {
+    let header = serde_json::json!({ "typ": "JWT", "alg": "ed25519-nkey" });
+    let claims = serde_json::json!({
+        "jti": "1", "iat": 1, "iss": by.public_key(), "sub": subject.public_key(), "nats": nats,
+    });
+    let text =
+        [header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string())).join(".");
+    let signature = BASE64_URL_SAFE_NO_PAD.encode(by.sign(text.as_bytes()).unwrap());
+    format!("{text}.{signature}")
+}
+
+#[tokio::test]
+async fn a_credentials_file_lets_in_and_an_empty_one_is_told() {
+    let (operator, user) = (KeyPair::new_operator(), KeyPair::new_user());
+    let (account, system) = (KeyPair::new_account(), KeyPair::new_account());
+    let unlimited = serde_json::json!({
+        "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true,
+        "conn": -1, "leaf": -1, "mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1,
+    });
+    let itself =
+        signed(&operator, &operator, serde_json::json!({ "type": "operator", "version": 2 }));
+    let known = serde_json::json!({ "type": "account", "version": 2, "limits": unlimited });
+    let without_storage = serde_json::json!({ "type": "account", "version": 2 });
+    let login = signed(
+        &account,
+        &user,
+        serde_json::json!({ "type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1 }),
+    );
+    let Some(mut server) = private(
+        &format!(
+            "operator: {itself}\nsystem_account: {1}\nresolver: MEMORY\n\
+             resolver_preload: {{ {0}: {2}, {1}: {3} }}",
+            account.public_key(),
+            system.public_key(),
+            signed(&operator, &account, known),
+            signed(&operator, &system, without_storage),
+        ),
+        "",
+    ) else {
+        return;
+    };
+    server.start().await;
+    let file = server.folder().join("relay.creds");
+    fs::write(
+        &file,
+        format!(
+            "-----BEGIN NATS USER JWT-----\n{login}\n------END NATS USER JWT------\n\n\
+             -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
+            user.seed().unwrap()
+        ),
+    )
+    .unwrap();
+    let url = format!("{}?credentials_file={}", server.url(), file.display());
+    let found = transport(&url).check().await.unwrap();
+    assert!(found.contains("JetStream with 0 streams"), "{found}");
+    fs::write(&file, "nothing").unwrap();
+    let error = Nats::new(NatsConfig::from_url(&url).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("no JWT"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_works_with_the_authority_and_not_without() {
+    let configuration = "tls { cert_file: \"FOLDER/cert.pem\", key_file: \"FOLDER/key.pem\" }";
+    let Some(mut server) = private(configuration, "") else { return };
+    certificates(server.folder());
+    server.start().await;
+    let authority = server.folder().join("ca.pem");
+    let url = format!(
+        "tls://127.0.0.1:{}?stream=s&create_stream=true&subjects=a&ca_file={}",
+        server.port(),
+        authority.display()
+    );
+    let nats = transport(&url);
+    assert_eq!(nats.publish(&[envelope("a", "a")]).await, [Outcome::Delivered]);
+    assert!(nats.check().await.unwrap().contains("1 messages"));
+    let stranger = format!("tls://127.0.0.1:{}", server.port());
+    let outcomes = transport(&stranger).publish(&[envelope("a", "a")]).await;
+    assert!(matches!(outcomes[0], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert!(error(&outcomes[0]).contains("certificate"), "{outcomes:?}");
+    // Insisting on TLS is not talked out of it by a server that has none.
+    let Some(mut plain) = private("", "") else { return };
+    plain.start().await;
+    let insists = format!(
+        "tls://127.0.0.1:{}?ca_file={}&connect_timeout=1s",
+        plain.port(),
+        authority.display()
+    );
+    assert!(transport(&insists).check().await.is_err());
 }

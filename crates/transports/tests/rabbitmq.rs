@@ -3,6 +3,7 @@
 use std::{
     env,
     io::Write,
+    path::PathBuf,
     process::Command,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -19,10 +20,14 @@ use posthaste_testkit::transports::{
 use posthaste_transports::rabbitmq::{RabbitMq, RabbitMqConfig};
 use serde::Deserialize;
 
-struct Subject;
+#[derive(Default)]
+struct Subject {
+    /// Servers of its own: URL and folder.
+    private: Mutex<Vec<(String, PathBuf)>>,
+}
 
 async fn subject() -> Option<Subject> {
-    env::var("POSTHASTE_TEST_RABBITMQ").ok().map(|_| Subject)
+    env::var("POSTHASTE_TEST_RABBITMQ").ok().map(|_| Subject::default())
 }
 
 posthaste_testkit::transport_conformance!(subject);
@@ -38,7 +43,9 @@ impl Destination for Subject {
     }
 
     fn server(&self) -> Server {
-        private("")
+        let server = private("");
+        self.private.lock().unwrap().push((server.url(), server.folder().to_owned()));
+        server
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
@@ -49,6 +56,12 @@ impl Destination for Subject {
 
     async fn prepare(&self, url: &str, topic: &str) {
         prepare(url, topic).await;
+        let private = self.private.lock().unwrap().clone();
+        if let Some((_, folder)) = private.iter().find(|(known, _)| known == url) {
+            // It may be killed at once, and would forget the queue.
+            let settled = Command::new(folder.join("data/settle")).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&settled.stdout), "dumped", "{settled:?}");
+        }
     }
 
     async fn read(&self, url: &str, topic: &str) -> Vec<Received> {

@@ -44,6 +44,7 @@ macro_rules! transport_conformance {
                 a_transport_is_made_while_its_server_is_down_and_delivers_once_it_is_up
                 while_the_server_is_down_every_event_is_told_so
                 a_server_killed_in_the_middle_of_a_stream_loses_nothing_and_keeps_order
+                a_batch_under_way_when_the_server_dies_is_accepted_as_declared
                 a_connection_that_broke_while_idle_is_made_again
                 an_acknowledgement_that_does_not_come_is_not_awaited_for_ever
             }

@@ -1,6 +1,7 @@
 //! The server is down, dies, and comes back.
 
 use std::{
+    collections::HashSet,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
@@ -143,6 +144,56 @@ async fn stream(
     }
 }
 
+/// Of a batch that was under way when the server died, either all is there or nothing (atomic), or
+/// the first so many events (prefix). What was told delivered is there in any case.
+pub async fn a_batch_under_way_when_the_server_dies_is_accepted_as_declared(
+    destination: &dyn Destination,
+) {
+    let mut server = destination.server();
+    server.start().await;
+    let topic = Topic::on(destination, &server);
+    topic.prepare().await;
+    let transport = topic.transport(&impatient());
+    let size = transport.capabilities().max_batch.min(100);
+    // Large enough for the server to read a batch in several steps.
+    let payload = vec![b'x'; topic.traits.largest.min(16 * 1024)];
+    let (delivered, mut progress) = watch::channel(0);
+    let publishers = join_all((0..4).map(async |publisher| {
+        let mut batches = Vec::new();
+        loop {
+            let key = |n| format!("{publisher} {} {n}", batches.len());
+            let batch: Vec<_> = (0..size).map(|n| topic.event(&key(n), payload.clone())).collect();
+            let outcomes = transport.publish(&batch).await;
+            let all = outcomes.iter().all(|outcome| *outcome == Outcome::Delivered);
+            batches.push((batch, outcomes));
+            if !all {
+                return batches;
+            }
+            delivered.send_modify(|count| *count += 1);
+        }
+    }));
+    let fate = async {
+        progress.wait_for(|count| *count >= 8).await.unwrap();
+        server.kill();
+    };
+    let (batches, ()) = tokio::join!(publishers, fate);
+    server.start().await;
+    let received: HashSet<_> = first_deliveries(&topic.read().await).into_iter().collect();
+    for (batch, outcomes) in batches.into_iter().flatten() {
+        let there: Vec<bool> = ids(&batch).iter().map(|id| received.contains(id)).collect();
+        for (there, outcome) in there.iter().zip(&outcomes) {
+            assert!(*there || *outcome != Outcome::Delivered, "delivered, and not there");
+        }
+        let first = there.iter().take_while(|there| **there).count();
+        let count = there.iter().filter(|there| **there).count();
+        match transport.capabilities().acceptance {
+            Acceptance::Any => {}
+            Acceptance::Prefix => assert_eq!(first, count, "not a prefix: {there:?}"),
+            Acceptance::Atomic => assert!(count == 0 || count == size, "{count} of {size}"),
+        }
+    }
+}
+
 /// The server was restarted while nothing was published: the next publishes find it again.
 pub async fn a_connection_that_broke_while_idle_is_made_again(destination: &dyn Destination) {
     let mut server = destination.server();
@@ -170,7 +221,7 @@ pub async fn an_acknowledgement_that_does_not_come_is_not_awaited_for_ever(
     let transport = topic.transport(&impatient());
     let events = topic.events("a", 3);
     deliver(&*transport, &events[..1]).await;
-    server.freeze();
+    server.freeze().await;
     let begun = Instant::now();
     let outcomes = publish(&*transport, &events[1..2]).await;
     // 2 s to connect and 2 s to acknowledge, at most.

@@ -119,8 +119,15 @@ impl Server {
     }
 
     /// Stops its processes in their tracks: connections stay, and nobody answers.
-    pub fn freeze(&self) {
+    pub async fn freeze(&self) {
         self.signal("STOP");
+        let Some(process) = &self.process else { return };
+        // A thread that waits for a processor notices only when it gets one.
+        let deadline = Instant::now() + START_LIMIT;
+        while !threads_of(process.id()).all(|state| matches!(state, 'T' | 'Z' | 'X')) {
+            assert!(Instant::now() < deadline, "the server cannot be stopped");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Lets them go on.
@@ -168,6 +175,26 @@ impl fmt::Debug for Server {
             .field("runs", &self.process.is_some())
             .finish_non_exhaustive()
     }
+}
+
+/// The states of all threads of a process group, as the kernel tells them.
+fn threads_of(group: u32) -> impl Iterator<Item = char> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter(move |process| {
+            let group = group.to_string();
+            // Behind the name, which may hold anything: state, parent, group.
+            state_of(&process.path()).is_some_and(|stat| stat.split(' ').nth(2) == Some(&group))
+        })
+        .flat_map(|process| {
+            fs::read_dir(process.path().join("task")).into_iter().flatten().flatten()
+        })
+        .filter_map(|thread| state_of(&thread.path())?.chars().next())
+}
+
+fn state_of(process: &Path) -> Option<String> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.to_owned())
 }
 
 /// Below the range from which the kernel takes ports for outgoing connections: nobody gets it
