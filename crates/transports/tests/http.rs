@@ -28,7 +28,7 @@ use posthaste_transports::{
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
@@ -350,6 +350,29 @@ async fn no_connection_is_unavailable() {
 }
 
 #[tokio::test]
+async fn a_host_that_does_not_answer_a_connection_is_unavailable() {
+    // Nobody accepts: once its queue is full, the kernel lets others wait.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(stream) =
+        tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+    {
+        waiting.push(stream.unwrap());
+        assert!(waiting.len() < 100, "the queue has no end");
+    }
+    for (timeouts, said) in [
+        ("posthaste.connect_timeout=300ms", "no connection within 300ms"),
+        ("posthaste.publish_timeout=500ms", "no connection within 400ms"),
+    ] {
+        let outcome = publish(config(&format!("http://{address}/?{timeouts}")), envelope()).await;
+        assert_eq!(outcome, Outcome::unavailable(said));
+    }
+}
+
+#[tokio::test]
 async fn a_name_that_resolves_to_a_private_address_is_dead_and_never_connected_to() {
     let receiver = Receiver::status(204, &[]).await;
     let url = format!("http://localhost:{}/", receiver.address.port());
@@ -470,7 +493,7 @@ async fn judge(request: &Value) -> Value {
 
 /// A server that does with each connection as it pleases.
 async fn raw<F: Future<Output = ()> + Send + 'static>(
-    serve: impl Fn(tokio::net::TcpStream) -> F + Send + Sync + 'static,
+    serve: impl Fn(TcpStream) -> F + Send + Sync + 'static,
 ) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
