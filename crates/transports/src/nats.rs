@@ -267,7 +267,8 @@ impl Nats {
         let mut options = Self::login(config)
             .map_err(|error| error.to_string())?
             .name("posthaste")
-            .connection_timeout(config.common.connect_timeout)
+            // So that one that does not answer leaves time for the others.
+            .connection_timeout(config.common.connect_timeout / config.hosts.len() as u32)
             .ping_interval(PING_INTERVAL)
             .ignore_discovered_servers()
             // Each server once: then it ends and `Connection` decides when to try again.

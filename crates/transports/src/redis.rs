@@ -307,7 +307,8 @@ impl Redis {
             None => Client::open(node),
         };
         let timeouts = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(common.connect_timeout))
+            // So that a node that does not answer leaves time for the others.
+            .set_connection_timeout(Some(common.connect_timeout / self.config.hosts.len() as u32))
             .set_response_timeout(Some(common.publish_timeout));
         let connected = match client {
             Ok(client) => client.get_multiplexed_async_connection_with_config(&timeouts).await,

@@ -14,7 +14,7 @@ use posthaste_testkit::transports::{
 };
 use posthaste_transports::nats::{Nats, NatsConfig};
 
-use support::{built, certificates, envelope};
+use support::{built, certificates, envelope, given};
 
 mod support;
 
@@ -57,7 +57,7 @@ impl Destination for Subject {
 
 /// A server of its own, with these lines in its configuration; `FOLDER` in them is its own.
 fn private(configuration: &str, login: &'static str) -> Option<Server> {
-    let server = env::var("POSTHASTE_TEST_NATS_SERVER").ok()?;
+    let server = given("POSTHASTE_TEST_NATS_SERVER")?;
     let configuration = configuration.to_owned();
     let server = Server::new(
         move |port| format!("nats://{login}127.0.0.1:{port}"),
@@ -82,7 +82,7 @@ fn command(server: &str, port: u16, folder: &Path, configuration: &str) -> Comma
 
 /// Where the shared server is, with these parameters.
 fn shared(parameters: &str) -> Option<Nats> {
-    let url = env::var("POSTHASTE_TEST_NATS").ok()?;
+    let url = given("POSTHASTE_TEST_NATS")?;
     Some(transport(&format!("{url}?{parameters}")))
 }
 

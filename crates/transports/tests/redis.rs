@@ -12,7 +12,7 @@ use posthaste_testkit::transports::{
 };
 use posthaste_transports::redis::{Redis, RedisConfig};
 
-use support::{built, certificates, envelope};
+use support::{built, certificates, envelope, given};
 
 mod support;
 
@@ -55,7 +55,7 @@ impl Destination for Subject {
 
 /// A server of its own, with these options, whose data survives its death.
 fn private(login: &'static str, options: &'static [&'static str]) -> Option<Server> {
-    let server = env::var("POSTHASTE_TEST_REDIS_SERVER").ok()?;
+    let server = given("POSTHASTE_TEST_REDIS_SERVER")?;
     let server = Server::new(
         move |port| format!("redis://{login}127.0.0.1:{port}"),
         move |port, folder| {
@@ -170,7 +170,7 @@ async fn a_cluster_of_three_takes_each_stream_on_its_own_node() {
 
 #[tokio::test]
 async fn a_key_that_is_no_stream_is_dead_and_nothing_of_its_lane_passes() {
-    let Ok(url) = env::var("POSTHASTE_TEST_REDIS") else { return };
+    let Some(url) = given("POSTHASTE_TEST_REDIS") else { return };
     let (text, topic) = (unique("text"), unique("stream"));
     run(&url, &["SET", &text, "not a stream"]).await;
     let redis = transport(&url);
@@ -251,7 +251,7 @@ async fn a_stream_that_the_user_may_not_write_holds_back_nobody_else() {
 
 #[tokio::test]
 async fn a_missing_password_is_told_as_a_refused_login() {
-    let Ok(url) = env::var("POSTHASTE_TEST_REDIS") else { return };
+    let Some(url) = given("POSTHASTE_TEST_REDIS") else { return };
     let (_, place) = url.split_once('@').unwrap();
     let outcomes = transport(&format!("redis://{place}")).publish(&[envelope("a", "a")]).await;
     assert!(matches!(outcomes[0], Outcome::Unavailable { .. }), "{outcomes:?}");
@@ -260,7 +260,7 @@ async fn a_missing_password_is_told_as_a_refused_login() {
 
 #[tokio::test]
 async fn a_stream_is_trimmed_to_about_its_length() {
-    let Ok(url) = env::var("POSTHASTE_TEST_REDIS") else { return };
+    let Some(url) = given("POSTHASTE_TEST_REDIS") else { return };
     let topic = unique("trimmed");
     let redis = transport(&format!("{url}?max_len=100"));
     let batch: Vec<Envelope> = (0..250).map(|n| envelope(&topic, &n.to_string())).collect();
@@ -274,7 +274,7 @@ async fn a_stream_is_trimmed_to_about_its_length() {
 
 #[tokio::test]
 async fn an_entry_has_its_fields_and_another_database_is_another_place() {
-    let Ok(url) = env::var("POSTHASTE_TEST_REDIS") else { return };
+    let Some(url) = given("POSTHASTE_TEST_REDIS") else { return };
     let topic = unique("fields");
     let redis = transport(&format!("{url}/3"));
     let event = built(Event::builder("OrderPlaced").topic(&topic).header("trace", "7f3a"));
@@ -297,7 +297,7 @@ async fn tls_works_with_the_authority_and_not_without() {
         "--tls-auth-clients",
         "no",
     ];
-    let Ok(program) = env::var("POSTHASTE_TEST_REDIS_SERVER") else { return };
+    let Some(program) = given("POSTHASTE_TEST_REDIS_SERVER") else { return };
     // The port is for TLS alone.
     let mut server = Server::new(
         |port| format!("rediss://127.0.0.1:{port}"),

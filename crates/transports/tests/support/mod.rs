@@ -2,10 +2,19 @@
 
 #![allow(dead_code, reason = "each test program takes what it needs")]
 
-use std::{fs, path::Path};
+use std::{env, fs, path::Path};
 
 use posthaste_core::{Envelope, Event, EventBuilder};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+/// What `scripts/servers` offers under this name, or `None`, and said so.
+pub fn given(variable: &str) -> Option<String> {
+    let value = env::var(variable).ok();
+    if value.is_none() {
+        eprintln!("skipped: {variable} is not set");
+    }
+    value
+}
 
 /// An event for this topic, as a relay would hand it over.
 pub fn envelope(topic: &str, key: &str) -> Envelope {
@@ -14,7 +23,12 @@ pub fn envelope(topic: &str, key: &str) -> Envelope {
 
 /// The same from what the test set.
 pub fn built(builder: EventBuilder) -> Envelope {
-    let event = builder.bytes("text/plain", "hello").build().unwrap();
+    enveloped(builder.bytes("text/plain", "hello"))
+}
+
+/// The same with the payload that the test set.
+pub fn enveloped(builder: EventBuilder) -> Envelope {
+    let event = builder.build().unwrap();
     Envelope {
         sequence: 1,
         attempts: 0,
@@ -23,6 +37,11 @@ pub fn built(builder: EventBuilder) -> Envelope {
         topic: None,
         event,
     }
+}
+
+/// A name that no other test uses.
+pub fn unique_name(what: &str) -> String {
+    format!("{what}-{:016x}", fastrand::u64(..))
 }
 
 /// Writes `ca.pem`, and `cert.pem` with `key.pem` for a server on the loopback address.
