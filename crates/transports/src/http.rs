@@ -188,6 +188,9 @@ impl Http {
         let signer = Signer::new(&config.secrets)?;
         let authorization = authorization(&config)?;
         let tls = tls::client_config(config.ca_file.as_deref()).map_err(Error::invalid)?;
+        // Well below the time for an answer: a host that cannot be reached is no host that is slow.
+        let connect_timeout =
+            config.common.connect_timeout.min(config.common.publish_timeout.mul_f64(0.8));
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .dns_resolver(Resolver { allow_private: config.allow_private })
@@ -195,13 +198,14 @@ impl Http {
             .no_proxy()
             .referer(false)
             .user_agent(concat!("posthaste/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(config.common.connect_timeout)
+            .connect_timeout(connect_timeout)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .build()
             .map_err(|error| {
                 Error::invalid("the HTTP client cannot be set up").with_source(error.without_url())
             })?;
-        Ok(Self { common: config.common, url, authorization, signer, client })
+        let common = Common { connect_timeout, ..config.common };
+        Ok(Self { common, url, authorization, signer, client })
     }
 
     async fn deliver(&self, envelope: &Envelope) -> Outcome {

@@ -226,9 +226,14 @@ impl Mqtt {
     }
 
     async fn connect(&self) -> Result<Link, String> {
+        // So that one that does not answer leaves time for the others.
+        let limit = self.config.common.connect_timeout / self.config.hosts.len() as u32;
         let mut said = Vec::new();
         for (host, port) in &self.config.hosts {
-            match self.connect_to(host, *port).await {
+            let connected = tokio::time::timeout(limit, self.connect_to(host, *port))
+                .await
+                .unwrap_or_else(|_| Err(format!("no connection within {limit:?}")));
+            match connected {
                 Ok(link) => return Ok(link),
                 Err(error) => said.push(format!("{host}:{port}: {error}")),
             }

@@ -28,9 +28,13 @@ use posthaste_transports::{
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
+
+use support::{enveloped, given};
+
+mod support;
 
 /// In every payload, password, token and secret below: no outcome may show it.
 const MARK: &str = "bm90LXRvLWJlLXNlZW4";
@@ -112,7 +116,7 @@ fn config(url: &str) -> HttpConfig {
 }
 
 fn envelope() -> Envelope {
-    envelope_of(
+    enveloped(
         Event::builder("OrderPlaced")
             .aggregate("Order", "42")
             .tenant("acme")
@@ -120,12 +124,6 @@ fn envelope() -> Envelope {
             .header("trace", "7f3a")
             .payload(&json!({ "total": 1999, "note": MARK })),
     )
-}
-
-fn envelope_of(event: posthaste_core::EventBuilder) -> Envelope {
-    let event = event.build().unwrap();
-    let created_at = event.occurred_at();
-    Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event }
 }
 
 /// Publishes one event. Whatever comes out of it is quiet.
@@ -203,7 +201,7 @@ async fn the_request_carries_topic_headers_and_payload_byte_for_byte() {
         .header("webhook-signature", "v1,forged")
         .header("webhook-id", "forged")
         .bytes("application/x-thing", payload.clone());
-    let envelope = envelope_of(event);
+    let envelope = enveloped(event);
     let id = envelope.event.id().to_string();
     assert_eq!(publish(config(&url), envelope).await, Outcome::Delivered);
 
@@ -231,11 +229,11 @@ async fn an_event_that_http_cannot_carry_is_dead() {
     let receiver = Receiver::status(204, &[]).await;
     for (name, value) in [("with space", "x"), ("note", "two\nlines"), ("note", "x\r\nhost: y")] {
         let event = Event::builder("OrderPlaced").header(name, value).payload(MARK);
-        let outcome = publish(receiver.config(), envelope_of(event)).await;
+        let outcome = publish(receiver.config(), enveloped(event)).await;
         let said = format!("header {name:?} cannot travel over HTTP");
         assert_eq!(outcome, Outcome::dead(said));
     }
-    let dots = envelope_of(Event::builder("OrderPlaced").topic("..").payload(MARK));
+    let dots = enveloped(Event::builder("OrderPlaced").topic("..").payload(MARK));
     let url = format!("http://{}/hooks/{{topic}}", receiver.address);
     let outcome = publish(config(&url), dots).await;
     assert_eq!(outcome, Outcome::dead("the topic cannot stand in the URL's path"));
@@ -350,6 +348,29 @@ async fn no_connection_is_unavailable() {
 }
 
 #[tokio::test]
+async fn a_host_that_does_not_answer_a_connection_is_unavailable() {
+    // Nobody accepts: once its queue is full, the kernel lets others wait.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(stream) =
+        tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+    {
+        waiting.push(stream.unwrap());
+        assert!(waiting.len() < 100, "the queue has no end");
+    }
+    for (timeouts, said) in [
+        ("posthaste.connect_timeout=300ms", "no connection within 300ms"),
+        ("posthaste.publish_timeout=500ms", "no connection within 400ms"),
+    ] {
+        let outcome = publish(config(&format!("http://{address}/?{timeouts}")), envelope()).await;
+        assert_eq!(outcome, Outcome::unavailable(said));
+    }
+}
+
+#[tokio::test]
 async fn a_name_that_resolves_to_a_private_address_is_dead_and_never_connected_to() {
     let receiver = Receiver::status(204, &[]).await;
     let url = format!("http://localhost:{}/", receiver.address.port());
@@ -393,10 +414,7 @@ async fn a_certificate_must_be_trusted_and_name_the_host() {
 
 #[tokio::test]
 async fn signatures_and_cloud_events_are_read_by_independent_libraries() {
-    if std::env::var_os("POSTHASTE_TEST_PYTHON").is_none() {
-        eprintln!("skipped: POSTHASTE_TEST_PYTHON is not set");
-        return;
-    }
+    let Some(python) = given("POSTHASTE_TEST_PYTHON") else { return };
     let secret = |byte: u8| format!("whsec_{}", BASE64_STANDARD.encode([byte; 32]));
     let receiver = Receiver::status(204, &[]).await;
     let file = std::env::temp_dir().join(format!("posthaste-keys-{}", std::process::id()));
@@ -413,7 +431,7 @@ async fn signatures_and_cloud_events_are_read_by_independent_libraries() {
         let event = Event::builder("Order placed \u{2713}")
             .aggregate("Order", "4 2%")
             .payload(&json!({ "total": 1999, "name": "gr\u{fc}n" }));
-        let envelope = envelope_of(event);
+        let envelope = enveloped(event);
         let id = envelope.event.id().to_string();
         assert_eq!(publish(config(&url), envelope).await, Outcome::Delivered);
 
@@ -423,12 +441,15 @@ async fn signatures_and_cloud_events_are_read_by_independent_libraries() {
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
             .collect();
-        let verdict = judge(&json!({
-            "headers": headers,
-            "body": BASE64_STANDARD.encode(&seen.body),
-            "secrets": [secret(1), secret(2), secret(3)],
-            "cloud_event": format != MessageFormat::Raw,
-        }))
+        let verdict = judge(
+            &python,
+            &json!({
+                "headers": headers,
+                "body": BASE64_STANDARD.encode(&seen.body),
+                "secrets": [secret(1), secret(2), secret(3)],
+                "cloud_event": format != MessageFormat::Raw,
+            }),
+        )
         .await;
         assert_eq!(verdict["signed"], json!([true, true, false]), "{format}");
         if format != MessageFormat::Raw {
@@ -448,8 +469,8 @@ async fn signatures_and_cloud_events_are_read_by_independent_libraries() {
     std::fs::remove_file(file).unwrap();
 }
 
-async fn judge(request: &Value) -> Value {
-    let mut child = tokio::process::Command::new(std::env::var("POSTHASTE_TEST_PYTHON").unwrap())
+async fn judge(python: &str, request: &Value) -> Value {
+    let mut child = tokio::process::Command::new(python)
         .arg("-I")
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http.py"))
         .stdin(Stdio::piped())
@@ -470,7 +491,7 @@ async fn judge(request: &Value) -> Value {
 
 /// A server that does with each connection as it pleases.
 async fn raw<F: Future<Output = ()> + Send + 'static>(
-    serve: impl Fn(tokio::net::TcpStream) -> F + Send + Sync + 'static,
+    serve: impl Fn(TcpStream) -> F + Send + Sync + 'static,
 ) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

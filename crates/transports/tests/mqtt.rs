@@ -4,7 +4,7 @@ use std::{env, process::Command, sync::Arc};
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Envelope, Event, EventBuilder, Result,
+    Envelope, Event, Result,
     transport::{Outcome, Transport},
 };
 use posthaste_testkit::transports::{
@@ -16,6 +16,10 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
+
+use support::{enveloped, given, unique_name};
+
+mod support;
 
 /// What one MQTT server makes of the suite, with this quality of service.
 struct Subject {
@@ -102,40 +106,24 @@ struct Flags {
     expiry: Option<u32>,
 }
 
-fn envelope(event: EventBuilder) -> Envelope {
-    let event = event.build().unwrap();
-    let created_at = event.occurred_at();
-    Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event }
-}
-
 fn placed(topic: &str) -> Envelope {
-    envelope(Event::builder("OrderPlaced").topic(topic).payload("x"))
-}
-
-/// A name that no other test uses.
-fn unique(what: &str) -> String {
-    let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
-    format!("{what}/{}/{nanos}", std::process::id())
+    enveloped(Event::builder("OrderPlaced").topic(topic).payload("x"))
 }
 
 fn transport(url: &str) -> Mqtt {
     Mqtt::new(MqttConfig::from_url(url).unwrap()).unwrap()
 }
 
-/// The shared server, or `None` with a word about it.
+/// The shared server's URL.
 fn shared() -> Option<String> {
-    let url = env::var("POSTHASTE_TEST_MQTT").ok();
-    if url.is_none() {
-        eprintln!("skipped: there is no server to run it on");
-    }
-    url
+    given("POSTHASTE_TEST_MQTT")
 }
 
 #[tokio::test]
 async fn quality_and_expiry_travel_as_configured() {
     let Some(url) = shared() else { return };
     for qos in [1, 2] {
-        let topic = unique("flags");
+        let topic = unique_name("flags");
         prepare(&url, &topic).await;
         let transport = transport(&format!("{url}?qos={qos}&message_expiry=2m"));
         assert_eq!(transport.publish(&[placed(&topic)]).await, [Outcome::Delivered]);
@@ -149,7 +137,7 @@ async fn quality_and_expiry_travel_as_configured() {
 #[tokio::test]
 async fn a_retained_message_is_there_for_who_comes_later() {
     let Some(url) = shared() else { return };
-    let topic = unique("retained");
+    let topic = unique_name("retained");
     let transport = transport(&format!("{url}?retain=true"));
     for _ in 0..2 {
         assert_eq!(transport.publish(&[placed(&topic)]).await, [Outcome::Delivered]);
@@ -163,7 +151,7 @@ async fn a_retained_message_is_there_for_who_comes_later() {
 #[tokio::test]
 async fn a_topic_that_nobody_subscribes_to_is_delivered_unless_a_subscriber_is_required() {
     let Some(url) = shared() else { return };
-    let event = [placed(&unique("nobody"))];
+    let event = [placed(&unique_name("nobody"))];
     for qos in [1, 2] {
         let outcomes = transport(&format!("{url}?qos={qos}")).publish(&event).await;
         assert_eq!(outcomes, [Outcome::Delivered]);
@@ -175,11 +163,11 @@ async fn a_topic_that_nobody_subscribes_to_is_delivered_unless_a_subscriber_is_r
 #[tokio::test]
 async fn what_mqtt_cannot_carry_is_dead_and_its_neighbours_go_on() {
     let Some(url) = shared() else { return };
-    let topic = unique("carried");
+    let topic = unique_name("carried");
     prepare(&url, &topic).await;
     let with_topic = |topic: &str| Envelope { topic: Some(topic.to_owned()), ..placed("x") };
     let with_header = |name: &str, value: &str| {
-        envelope(Event::builder("OrderPlaced").topic(&topic).header(name, value).payload("x"))
+        enveloped(Event::builder("OrderPlaced").topic(&topic).header(name, value).payload("x"))
     };
     let batch = [
         placed(&topic),
@@ -253,6 +241,15 @@ async fn a_certificate_must_be_trusted_and_name_the_host() {
         let Outcome::Unavailable { error, .. } = outcome else { panic!("{outcome:?}") };
         assert!(error.contains("TLS failed or the certificate"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_host_that_says_nothing_leaves_time_for_the_next() {
+    let Some(url) = shared() else { return };
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let first = format!("@{},", silent.local_addr().unwrap());
+    let url = format!("{}?connect_timeout=2s", url.replace('@', &first));
+    assert_eq!(transport(&url).publish(&[placed("next")]).await, [Outcome::Delivered]);
 }
 
 /// CONNACK: accepted, no properties.

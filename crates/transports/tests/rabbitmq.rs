@@ -3,6 +3,7 @@
 use std::{
     env,
     io::Write,
+    path::PathBuf,
     process::Command,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Envelope, Event, EventBuilder, Result,
+    Envelope, Event, Result,
     transport::{Outcome, Transport},
 };
 use posthaste_testkit::transports::{
@@ -19,10 +20,18 @@ use posthaste_testkit::transports::{
 use posthaste_transports::rabbitmq::{RabbitMq, RabbitMqConfig};
 use serde::Deserialize;
 
-struct Subject;
+use support::{enveloped, given, unique_name};
+
+mod support;
+
+#[derive(Default)]
+struct Subject {
+    /// Servers of its own: URL and folder.
+    private: Mutex<Vec<(String, PathBuf)>>,
+}
 
 async fn subject() -> Option<Subject> {
-    env::var("POSTHASTE_TEST_RABBITMQ").ok().map(|_| Subject)
+    env::var("POSTHASTE_TEST_RABBITMQ").ok().map(|_| Subject::default())
 }
 
 posthaste_testkit::transport_conformance!(subject);
@@ -38,7 +47,9 @@ impl Destination for Subject {
     }
 
     fn server(&self) -> Server {
-        private("")
+        let server = private("");
+        self.private.lock().unwrap().push((server.url(), server.folder().to_owned()));
+        server
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
@@ -49,6 +60,12 @@ impl Destination for Subject {
 
     async fn prepare(&self, url: &str, topic: &str) {
         prepare(url, topic).await;
+        let private = self.private.lock().unwrap().clone();
+        if let Some((_, folder)) = private.iter().find(|(known, _)| known == url) {
+            // It may be killed at once, and would forget the queue.
+            let settled = Command::new(folder.join("data/settle")).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&settled.stdout), "dumped", "{settled:?}");
+        }
     }
 
     async fn read(&self, url: &str, topic: &str) -> Vec<Received> {
@@ -83,35 +100,19 @@ async fn prepare(url: &str, queue: &str) {
     let _: Vec<Received> = consume(consumer("rabbitmq"), &["prepare", url, queue]).await;
 }
 
-fn envelope(event: EventBuilder) -> Envelope {
-    let event = event.build().unwrap();
-    let created_at = event.occurred_at();
-    Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event }
-}
-
-/// A name that no other test uses.
-fn unique(what: &str) -> String {
-    let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
-    format!("{what}-{}-{nanos}", std::process::id())
-}
-
 fn transport(url: &str) -> RabbitMq {
     RabbitMq::new(RabbitMqConfig::from_url(url).unwrap()).unwrap()
 }
 
-/// The shared server, or `None` with a word about it.
+/// The shared server's URL.
 fn shared() -> Option<String> {
-    let url = env::var("POSTHASTE_TEST_RABBITMQ").ok();
-    if url.is_none() {
-        eprintln!("skipped: there is no server to run it on");
-    }
-    url
+    given("POSTHASTE_TEST_RABBITMQ")
 }
 
 #[tokio::test]
 async fn a_message_that_no_queue_takes_is_a_retry_and_its_neighbours_are_delivered() {
     let Some(url) = shared() else { return };
-    let (queue, nowhere) = (unique("taken"), unique("nowhere"));
+    let (queue, nowhere) = (unique_name("taken"), unique_name("nowhere"));
     prepare(&url, &queue).await;
     let transport = transport(&url);
     let mut taken = 0;
@@ -120,7 +121,7 @@ async fn a_message_that_no_queue_takes_is_a_retry_and_its_neighbours_are_deliver
         let batch: Vec<_> = (0..200)
             .map(|n| {
                 let topic = if is_taken(n) { &queue } else { &nowhere };
-                envelope(Event::builder("OrderPlaced").topic(topic).payload("x"))
+                enveloped(Event::builder("OrderPlaced").topic(topic).payload("x"))
             })
             .collect();
         let outcomes = transport.publish(&batch).await;
@@ -142,7 +143,7 @@ async fn a_message_that_no_queue_takes_is_a_retry_and_its_neighbours_are_deliver
 #[tokio::test]
 async fn side_by_side_each_batch_knows_which_of_its_messages_came_back() {
     let Some(url) = shared() else { return };
-    let (queue, nowhere) = (unique("taken"), unique("nowhere"));
+    let (queue, nowhere) = (unique_name("taken"), unique_name("nowhere"));
     prepare(&url, &queue).await;
     let transport = Arc::new(transport(&url));
     let batches: Vec<_> = (0..12)
@@ -152,7 +153,7 @@ async fn side_by_side_each_batch_knows_which_of_its_messages_came_back() {
             tokio::spawn(async move {
                 for _ in 0..20 {
                     let event = Event::builder("OrderPlaced").topic(&topic).payload("x");
-                    let outcome = transport.publish(&[envelope(event)]).await.remove(0);
+                    let outcome = transport.publish(&[enveloped(event)]).await.remove(0);
                     assert_eq!(outcome == Outcome::Delivered, number % 2 == 0, "{outcome:?}");
                 }
             })
@@ -175,10 +176,11 @@ struct Properties {
 #[tokio::test]
 async fn id_type_time_and_persistence_stand_in_their_properties() {
     let Some(url) = shared() else { return };
-    let queue = unique("properties");
+    let queue = unique_name("properties");
     prepare(&url, &queue).await;
-    let mut event =
-        envelope(Event::builder("OrderPlaced").topic("elsewhere").routing_key(&queue).payload("x"));
+    let mut event = enveloped(
+        Event::builder("OrderPlaced").topic("elsewhere").routing_key(&queue).payload("x"),
+    );
     event.replay = 2;
     assert_eq!(transport(&url).publish(&[event.clone()]).await, [Outcome::Delivered]);
     let read: Vec<Properties> = consume(consumer("rabbitmq"), &["read", &url, &queue]).await;
@@ -191,8 +193,8 @@ async fn id_type_time_and_persistence_stand_in_their_properties() {
 #[tokio::test]
 async fn an_exchange_is_declared_if_asked_for_and_missed_otherwise() {
     let Some(url) = shared() else { return };
-    let exchange = unique("exchange");
-    let event = envelope(Event::builder("OrderPlaced").topic("orders").payload("x"));
+    let exchange = unique_name("exchange");
+    let event = enveloped(Event::builder("OrderPlaced").topic("orders").payload("x"));
     let batch = vec![event; 3];
 
     let undeclared = transport(&format!("{url}?exchange={exchange}"));
@@ -218,15 +220,15 @@ async fn an_exchange_is_declared_if_asked_for_and_missed_otherwise() {
 #[tokio::test]
 async fn what_amqp_cannot_carry_is_dead_and_its_neighbours_go_on() {
     let Some(url) = shared() else { return };
-    let queue = unique("carried");
+    let queue = unique_name("carried");
     prepare(&url, &queue).await;
     let event = || Event::builder("OrderPlaced").topic(&queue).payload("x");
     let batch = [
-        envelope(event()),
-        Envelope { topic: Some("k".repeat(256)), ..envelope(event()) },
-        envelope(event().header("h".repeat(256), "x")),
-        envelope(event().header("large", "x".repeat(200_000))),
-        envelope(event()),
+        enveloped(event()),
+        Envelope { topic: Some("k".repeat(256)), ..enveloped(event()) },
+        enveloped(event().header("h".repeat(256), "x")),
+        enveloped(event().header("large", "x".repeat(200_000))),
+        enveloped(event()),
     ];
     let outcomes = transport(&url).publish(&batch).await;
     assert_eq!(outcomes[0], Outcome::Delivered);
@@ -251,7 +253,7 @@ async fn a_message_beyond_the_servers_own_limit_is_dead_and_its_neighbours_are_d
     server.start().await;
     prepare(&server.url(), "limited").await;
     let event = |size: usize| {
-        envelope(Event::builder("OrderPlaced").topic("limited").payload(&"x".repeat(size)))
+        enveloped(Event::builder("OrderPlaced").topic("limited").payload(&"x".repeat(size)))
     };
     let batch = [event(1), event(100), event(100_000), event(1), event(200_000), event(1)];
     let outcomes = transport(&server.url()).publish(&batch).await;
@@ -273,7 +275,7 @@ async fn a_server_that_blocks_publishers_is_unavailable() {
     server.start().await;
     prepare(&server.url(), "blocked").await;
     let transport = transport(&format!("{}?publish_timeout=1s", server.url()));
-    let batch = vec![envelope(Event::builder("OrderPlaced").topic("blocked").payload("x")); 3];
+    let batch = vec![enveloped(Event::builder("OrderPlaced").topic("blocked").payload("x")); 3];
     for round in 0..3 {
         for outcome in transport.publish(&batch).await {
             let Outcome::Unavailable { error, .. } = outcome else { panic!("{outcome:?}") };
@@ -300,7 +302,7 @@ async fn a_certificate_must_be_trusted_and_name_the_host() {
     std::fs::write(server.folder().join("key.pem"), certified.signing_key.serialize_pem()).unwrap();
     server.start().await;
     prepare(&server.url(), "secured").await;
-    let event = envelope(Event::builder("OrderPlaced").topic("secured").payload("x"));
+    let event = enveloped(Event::builder("OrderPlaced").topic("secured").payload("x"));
     let port = tls_port(server.port());
     let url = |host: &str| format!("amqps://posthaste:posthaste@{host}:{port}");
     let trusted = format!("{}?ca_file={}", url("localhost"), ca_file.display());
@@ -312,6 +314,18 @@ async fn a_certificate_must_be_trusted_and_name_the_host() {
         let Outcome::Unavailable { error, .. } = outcome else { panic!("{outcome:?}") };
         assert!(error.contains("TLS failed or the certificate"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_host_that_says_nothing_leaves_time_for_the_next() {
+    let Some(url) = shared() else { return };
+    let queue = unique_name("next");
+    prepare(&url, &queue).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let first = format!("@{},", silent.local_addr().unwrap());
+    let url = format!("{}?connect_timeout=2s", url.replace('@', &first));
+    let event = enveloped(Event::builder("OrderPlaced").topic(&queue).payload("x"));
+    assert_eq!(transport(&url).publish(&[event]).await, [Outcome::Delivered]);
 }
 
 /// How many threads of the client library there are in this process.
@@ -335,8 +349,9 @@ async fn a_server_that_accepts_and_says_nothing_costs_no_thread_for_each_try() {
     });
     for _ in 0..5 {
         let outcomes =
-            transport(&url).publish(&[envelope(Event::builder("OrderPlaced").payload("x"))]).await;
-        assert_eq!(outcomes, [Outcome::unavailable("no connection within 100ms")]);
+            transport(&url).publish(&[enveloped(Event::builder("OrderPlaced").payload("x"))]).await;
+        let Outcome::Unavailable { error, .. } = &outcomes[0] else { panic!("{outcomes:?}") };
+        assert!(error.ends_with("no connection within 100ms"), "{error}");
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     while client_threads() > 0 {
@@ -370,8 +385,8 @@ async fn a_message_that_comes_back_is_in_no_log() {
         .with_writer(move || writer.clone())
         .init();
     let mark = "not-to-be-seen";
-    let event = Event::builder("OrderPlaced").topic(unique("nowhere")).payload(mark);
-    let outcome = transport(&url).publish(&[envelope(event)]).await.remove(0);
+    let event = Event::builder("OrderPlaced").topic(unique_name("nowhere")).payload(mark);
+    let outcome = transport(&url).publish(&[enveloped(event)]).await.remove(0);
     assert!(matches!(outcome, Outcome::Retry { .. }), "{outcome:?}");
 
     let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();

@@ -23,7 +23,12 @@ pub fn envelope(topic: &str, key: &str) -> Envelope {
 
 /// The same from what the test set.
 pub fn built(builder: EventBuilder) -> Envelope {
-    let event = builder.bytes("text/plain", "hello").build().unwrap();
+    enveloped(builder.bytes("text/plain", "hello"))
+}
+
+/// The same with the payload that the test set.
+pub fn enveloped(builder: EventBuilder) -> Envelope {
+    let event = builder.build().unwrap();
     Envelope {
         sequence: 1,
         attempts: 0,
@@ -32,6 +37,11 @@ pub fn built(builder: EventBuilder) -> Envelope {
         topic: None,
         event,
     }
+}
+
+/// A name that no other test uses.
+pub fn unique_name(what: &str) -> String {
+    format!("{what}-{:016x}", fastrand::u64(..))
 }
 
 /// Writes `ca.pem`, and `cert.pem` with `key.pem` for a server on the loopback address.
