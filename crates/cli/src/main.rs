@@ -78,7 +78,10 @@ impl Command {
         match self {
             // Its failures are on purpose, and its screen is redrawn in place.
             Self::Demo(_) | Self::Bench(_) => "error",
-            _ => "info",
+            // What it finds it says itself.
+            Self::CheckDestination(_) => "off",
+            // The relay tells of connections that matter; the brokers' clients tell of all.
+            _ => "info,async_nats=warn,lapin=warn,redis=warn,rumqttc=warn",
         }
     }
 

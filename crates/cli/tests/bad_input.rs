@@ -119,18 +119,46 @@ fn a_missing_sqlite_file_is_made_by_migrate_and_by_nobody_else() {
     assert!(!folder.is_empty());
 }
 
-#[tokio::test]
-async fn an_unknown_destination_is_refused_with_those_that_are_known() {
-    let folder = Folder::new();
-    let url = folder.migrated();
-    let before = content(&url).await;
-    refused(&["relay", "--url", &url, "--to", "pigeon://roof"], 1, &["\"pigeon://roof\"", "log"]);
-    assert_eq!(content(&url).await, before);
-}
-
 #[test]
 fn what_is_missing_on_the_command_line_is_named_in_one_line() {
     refused(&["relay"], 2, &["--url", "--to", "--help"]);
     refused(&["statue"], 2, &["'statue'", "status"]);
     refused(&["demo", "--rate", "0"], 2, &["--rate", "1..="]);
+}
+
+#[tokio::test]
+async fn a_destination_that_cannot_be_is_refused_before_a_database_is_opened() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let before = content(&url).await;
+    for (to, says) in [
+        ("nowhere", &["\"nowhere\" is not known", "log", "nats://"][..]),
+        ("pigeon://loft", &["pigeon:// is no destination", "nats://", "https://"]),
+        ("nats://me:s3cret@host:port", &["port", "no number"]),
+        ("redis://host?colour=red", &["parameter colour is not known"]),
+        ("mqtt://host?qos=3", &["qos", "3"]),
+        ("amqp://host?password_env=POSTHASTE_NO_SUCH", &["POSTHASTE_NO_SUCH", "not set"]),
+        ("https://127.0.0.1/hook", &["private", "allow_private"]),
+    ] {
+        let line = refused(&["relay", "--url", &url, "--to", to], 1, says);
+        assert!(!line.contains("s3cret"), "{line}");
+        let line = refused(&["check-destination", to], 1, says);
+        assert!(!line.contains("s3cret"), "{line}");
+    }
+    let topic = ["relay", "--url", &url, "--to", "log", "--topic", "x.{colour}"];
+    refused(&topic, 1, &["placeholder {colour} is not known", "event_type"]);
+    assert_eq!(content(&url).await, before);
+}
+
+#[test]
+fn a_destination_that_does_not_answer_is_told_in_one_line() {
+    // Nobody listens there: the port was free a moment ago.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    for scheme in ["nats", "redis", "amqp", "mqtt"] {
+        let url = format!("{scheme}://me:s3cret@127.0.0.1:{port}");
+        let line = refused(&["check-destination", &url], 1, &["127.0.0.1", "refused"]);
+        assert!(!line.contains("s3cret"), "{line}");
+    }
 }

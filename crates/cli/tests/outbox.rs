@@ -149,3 +149,16 @@ fn settings_come_from_the_environment_and_help_shows_no_password() {
         assert!(output.status.success() && !stdout(&output).contains("s3cret"), "{command_name}");
     }
 }
+
+#[test]
+fn a_destination_that_works_is_checked_with_a_message() {
+    let Ok(url) = std::env::var("POSTHASTE_TEST_REDIS") else {
+        panic!("POSTHASTE_TEST_REDIS is not set: run the tests with scripts/test")
+    };
+    let said = succeed(&["check-destination", &url]);
+    assert!(said.contains("connected: Redis"), "{said}");
+    assert!(said.contains("acknowledged in"), "{said}");
+    assert!(!said.contains("posthaste@"), "no password is told: {said}");
+    let said = succeed(&["check-destination", "--no-publish", &url]);
+    assert!(!said.contains("published"), "{said}");
+}
