@@ -20,7 +20,8 @@ use crate::{Envelope, Result};
 ///
 /// Different batches may be published side by side; the relay never has two events of one
 /// ordering key under way, unless [`Acceptance`] proves that this is safe. A panic is caught and
-/// becomes a retry.
+/// becomes a retry. A transport that takes several events at once gives each its own time to be
+/// acknowledged, shorter than the relay's dispatch timeout: that one fails the whole batch.
 #[async_trait]
 pub trait Transport: Send + Sync + 'static {
     /// The destination's name in logs, attempts and status.
@@ -73,9 +74,11 @@ impl Default for Capabilities {
 pub enum Acceptance {
     /// Any part: events of one key go one by one.
     Any,
-    /// A prefix: several events of one key may fly together.
+    /// A prefix: several events of one key may fly together. Behind one that was refused, no later
+    /// event of its key in the same batch was accepted.
     Prefix,
-    /// All or nothing: several events of one key may fly together.
+    /// All or nothing: several events of one key may fly together. Events that are refused for what
+    /// they are (too large, say) are left out, and with them those of their key behind them.
     Atomic,
 }
 
