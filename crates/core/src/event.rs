@@ -185,6 +185,12 @@ impl Event {
         self
     }
 
+    /// Adds a header, or replaces it.
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.insert(name.into(), value.into());
+        self
+    }
+
     /// Refuses a payload that is larger than the outbox allows.
     pub fn check(&self, limits: &Limits) -> Result<()> {
         if self.payload.len() > limits.payload {

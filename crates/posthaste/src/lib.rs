@@ -2,7 +2,8 @@
 //! and a relay delivers them to the world, at least once and in order per aggregate.
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
-//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, and a
+//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
+//! W3C trace context from the current span at enqueue to the span of the publish, and a
 //! destination (`nats`, `rabbitmq`, `redis`, `mqtt`, `http`, `bus`, `handlers`, `log`, `memory`).
 
 mod outbox;
@@ -10,6 +11,9 @@ mod outbox;
 mod transaction;
 
 mod notify;
+
+#[cfg(feature = "trace")]
+mod trace;
 
 pub use posthaste_core::{
     Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits, Ordering,

@@ -144,6 +144,8 @@ impl<DB: Dialect> Outbox<DB> {
             .into_iter()
             .map(|event| {
                 event.check(&self.inner.limits)?;
+                #[cfg(feature = "trace")]
+                let event = crate::trace::with_current_span(event);
                 Ok(event.with_default_tenant(tenant))
             })
             .collect()

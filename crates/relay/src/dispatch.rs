@@ -24,7 +24,11 @@ pub(crate) async fn guarded(
     batch: &[Envelope],
     timeout: Duration,
 ) -> Vec<Outcome> {
-    let publish = AssertUnwindSafe(transport.publish(batch)).catch_unwind();
+    let publish = transport.publish(batch);
+    #[cfg(feature = "trace")]
+    let publish =
+        tracing::Instrument::instrument(publish, crate::trace::span(transport.name(), batch));
+    let publish = AssertUnwindSafe(publish).catch_unwind();
     let failure = match tokio::time::timeout(timeout, publish).await {
         Ok(Ok(outcomes)) if outcomes.len() == batch.len() => return outcomes,
         Ok(Ok(outcomes)) => format!(

@@ -36,6 +36,9 @@ pub mod lanes;
 
 mod dispatch;
 
+#[cfg(feature = "trace")]
+mod trace;
+
 mod settle;
 
 mod purge;
