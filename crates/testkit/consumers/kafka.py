@@ -9,7 +9,7 @@ import heapq
 import json
 import sys
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 CONTENT_TYPE = "content-type"
@@ -24,26 +24,33 @@ def prepare(servers, topic, partitions=4):
         future.result(TIMEOUT)
 
 
-def messages(consumer, topic, partition):
-    _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT)
-    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-    offset = 0
-    while offset < end:
-        message = consumer.poll(TIMEOUT)
-        if message is None or message.error():
-            raise SystemExit(f"partition {partition} of {topic} stops at {offset} of {end}: {message}")
-        offset = message.offset() + 1
-        yield message
-
-
 def read(servers, topic):
     consumer = Consumer(
-        {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False, **QUIET}
+        {
+            "bootstrap.servers": servers,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            **QUIET,
+        }
     )
     partitions = consumer.list_topics(topic, timeout=TIMEOUT).topics[topic].partitions
-    lists = [list(messages(consumer, topic, partition)) for partition in partitions]
+    lists = {partition: [] for partition in partitions}
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    ended = set()
+    # Up to the end that comes with the messages: not every server tells it right when asked for it alone.
+    while ended != set(partitions):
+        message = consumer.poll(TIMEOUT)
+        if message is None:
+            raise SystemExit(f"{topic} does not end")
+        if message.error() is None:
+            lists[message.partition()].append(message)
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+        else:
+            raise SystemExit(f"{topic} cannot be read: {message.error()}")
     # Each partition keeps its order, whatever its timestamps say.
-    for message in heapq.merge(*lists, key=lambda message: message.timestamp()[1]):
+    for message in heapq.merge(*lists.values(), key=lambda message: message.timestamp()[1]):
         headers = [(name, value.decode()) for name, value in message.headers() or []]
         key = message.key()
         print(

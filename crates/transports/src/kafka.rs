@@ -37,7 +37,8 @@
 //! # When things fail
 //! The producer repeats by itself what a broken connection left open, under the same sequence number,
 //! so that a short outage costs neither a duplicate nor an attempt. It is thrown away and made
-//! anew after all brokers were gone, and after a fatal error, which it would keep for ever.
+//! anew after all brokers were gone, after a message timed out, and after a fatal error, which it
+//! would keep for ever.
 //!
 //! # Why several events of a key do not fly together
 //! `enable.gapless.guarantee` stops the producer at the first event of a partition that fails, but
@@ -353,6 +354,9 @@ struct Trouble {
     /// What trying again does not mend.
     reason: Option<Reason>,
     fatal: bool,
+    /// Whether a message failed in a way that the producer has to make good: it goes on under a new
+    /// epoch, which not every server takes.
+    spent: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -399,7 +403,10 @@ impl Live {
 
     fn is_alive(&self) -> bool {
         let trouble = *self.watcher.trouble();
-        trouble.gone.is_none() && !matches!(trouble.reason, Some(Reason::Login)) && !self.is_fatal()
+        trouble.gone.is_none()
+            && !trouble.spent
+            && !matches!(trouble.reason, Some(Reason::Login))
+            && !self.is_fatal()
     }
 
     /// Forgets all messages: none is sent behind our back once its outcome is told.
@@ -551,6 +558,9 @@ impl Kafka {
                     Code::MessageTimedOut
                 }
             };
+            if matches!(code, Code::MessageTimedOut | Code::Unknown) {
+                live.watcher.trouble().spent = true;
+            }
             Sent::Told(match code {
                 Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => {
                     return Sent::BatchTooLarge;
@@ -844,6 +854,17 @@ mod tests {
         }
     }
 
+    /// The library remembers some errors for a moment.
+    async fn eventually(kafka: &Kafka) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut outcomes = kafka.publish(&events(1)).await;
+        while outcomes != [Outcome::Delivered] {
+            assert!(Instant::now() < deadline, "{outcomes:?}");
+            tokio::time::sleep(SLICE).await;
+            outcomes = kafka.publish(&events(1)).await;
+        }
+    }
+
     #[tokio::test]
     async fn a_batch_that_is_too_large_for_the_server_is_sent_event_by_event() {
         let (mock, kafka) = cluster("");
@@ -890,7 +911,7 @@ mod tests {
         let outcomes = kafka.publish(&events(1)).await;
         assert!(matches!(outcomes[0], Outcome::Retry { .. }), "{outcomes:?}");
         assert!(reason(&outcomes[0]).contains("may not write"), "{outcomes:?}");
-        assert_eq!(kafka.publish(&events(1)).await, [Outcome::Delivered]);
+        eventually(&kafka).await;
     }
 
     #[tokio::test]
@@ -918,6 +939,6 @@ mod tests {
             assert!(!reason(&outcomes[0]).contains("marker"), "{outcomes:?}");
         }
         mock.broker_up(1).unwrap();
-        while kafka.publish(&events(1)).await != [Outcome::Delivered] {}
+        eventually(&kafka).await;
     }
 }
