@@ -28,6 +28,9 @@ pub mod handlers;
 #[cfg(feature = "http")]
 pub mod http;
 
+#[cfg(feature = "kafka")]
+pub mod kafka;
+
 #[cfg(feature = "log")]
 pub mod log;
 

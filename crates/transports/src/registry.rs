@@ -30,10 +30,11 @@ macro_rules! opener {
 }
 
 /// One line a destination.
-fn registry() -> [Entry; 5] {
+fn registry() -> [Entry; 6] {
     let entry = |schemes, feature, open| Entry { schemes, feature, open };
     [
         entry(&["nats", "tls"], "nats", opener!("nats", nats, Nats, NatsConfig)),
+        entry(&["kafka", "kafka+ssl"], "kafka", opener!("kafka", kafka, Kafka, KafkaConfig)),
         entry(
             &["amqp", "amqps"],
             "rabbitmq",
