@@ -269,10 +269,10 @@ impl Pulsar {
 
     async fn connect(&self) -> Result<Live, String> {
         let scheme = if self.config.tls { "pulsar+ssl" } else { "pulsar" };
-        let authorities = match self.config.tls {
-            true => Some(tls::trusted_pem(self.config.ca_file.as_deref())?),
-            false => None,
-        };
+        let mut authorities = None;
+        if self.config.tls {
+            authorities = Some(tls::trusted_pem(self.config.ca_file.as_deref())?);
+        }
         // So that one that does not answer leaves time for the others.
         let share = self.config.common.connect_timeout / self.config.hosts.len() as u32;
         let connections = ConnectionRetryOptions {
@@ -312,9 +312,13 @@ impl Pulsar {
                 format!("Pulsar at {address} refused the login: check its token")
             }
             Fault::Late => format!("Pulsar at {address} does not answer"),
-            Fault::Tls => format!(
-                "no TLS connection to Pulsar at {address}: its certificate is not trusted, or it speaks no TLS"
+            // All that the library tells of a handshake that failed, whatever the server said.
+            Fault::Io(io::ErrorKind::Other) if self.config.tls => format!(
+                "no session with Pulsar at {address}: it refused the token, or its certificate is not trusted"
             ),
+            Fault::Io(io::ErrorKind::Other) => {
+                format!("no session with Pulsar at {address}: it refused the token, or wants one")
+            }
             Fault::Io(kind) => format!("no connection to Pulsar at {address}: {kind}"),
             _ => format!("no connection to Pulsar at {address}: it closed the connection"),
         }
@@ -385,7 +389,9 @@ impl Pulsar {
             }
         }
         let Some(producer) = slot.as_mut() else { return Err(Sent::Lost) };
-        match timeout_at(deadline, producer.send_non_blocking(message)).await {
+        // The library's futures are large.
+        let sending = Box::pin(producer.send_non_blocking(message));
+        match timeout_at(deadline, sending).await {
             Ok(sent) => sent.map_err(|error| self.refused(envelope, &error)),
             Err(_) => Err(Sent::Late),
         }
@@ -402,7 +408,7 @@ impl Pulsar {
                     self.config.place()
                 )));
             }
-            Fault::Io(_) | Fault::Tls | Fault::Lost => return Sent::Lost,
+            Fault::Io(_) | Fault::Lost => return Sent::Lost,
         };
         Sent::Told(match kind {
             ServerError::InvalidTopicName => {
@@ -457,7 +463,6 @@ impl Pulsar {
 enum Fault {
     Server(ServerError),
     Login,
-    Tls,
     Late,
     Io(io::ErrorKind),
     Lost,
@@ -480,11 +485,8 @@ fn fault_of(error: &ClientError) -> Fault {
     match connection {
         ConnectionError::PulsarError(kind, _) => server_fault(*kind),
         ConnectionError::Authentication(_) => Fault::Login,
-        ConnectionError::Tls(_) | ConnectionError::DnsName(_) => Fault::Tls,
         ConnectionError::Io(error) => match error.kind() {
             io::ErrorKind::TimedOut => Fault::Late,
-            // What TLS cannot read or does not trust.
-            io::ErrorKind::InvalidData => Fault::Tls,
             kind => Fault::Io(kind),
         },
         _ => Fault::Lost,
@@ -519,7 +521,7 @@ impl Transport for Pulsar {
         let namespace = format!("{}/{}", self.config.tenant, self.config.namespace);
         // Asks who serves it; the topic is not made.
         let topic = format!("persistent://{namespace}/posthaste-check");
-        let broker = live.client.lookup_topic(topic);
+        let broker = Box::pin(live.client.lookup_topic(topic));
         let error = match timeout(self.config.common.connect_timeout, broker).await {
             Ok(Ok(broker)) => {
                 let broker = broker.broker_url;
@@ -590,6 +592,11 @@ impl fmt::Debug for Pulsar {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
 
     #[test]
@@ -645,5 +652,40 @@ mod tests {
         ] {
             assert!(config.topic(topic).is_err(), "{topic}");
         }
+    }
+
+    /// A server that greets every client with this error. The server of the other tests knows no
+    /// tokens.
+    async fn refusing(error: ServerError) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                // BaseCommand: its type is ERROR (14), and so is the field that holds it: request,
+                // error, message.
+                let inner = [0x08, 0x01, 0x10, error as u8, 0x1a, 0x02, b'n', b'o'];
+                let mut command = vec![0x08, 0x0e, 0x72, inner.len() as u8];
+                command.extend(inner);
+                let size = command.len() as u32;
+                let mut frame = Vec::from((size + 4).to_be_bytes());
+                frame.extend(size.to_be_bytes());
+                frame.extend(command);
+                let mut greeting = [0; 4096];
+                let _ = stream.read(&mut greeting).await;
+                let _ = stream.write_all(&frame).await;
+            }
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn a_refused_token_is_unavailable_and_not_shown() {
+        let port = refusing(ServerError::AuthenticationError).await;
+        let url = format!("pulsar://127.0.0.1:{port}?token=hush&connect_timeout=2s");
+        let transport = Pulsar::new(PulsarConfig::from_url(&url).unwrap()).unwrap();
+        let error = transport.check().await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(error.to_string().contains("refused the token"), "{error}");
+        assert!(!error.to_string().contains("hush"), "{error}");
     }
 }
