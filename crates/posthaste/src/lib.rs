@@ -4,7 +4,7 @@
 //! This crate is the front door that applications depend on. It costs only what its features name:
 //! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
 //! W3C trace context from the current span at enqueue to the span of the publish, and a
-//! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `http`, `bus`, `handlers`, `log`, `memory`).
+//! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
 
 mod outbox;
 

@@ -765,6 +765,11 @@ mod tests {
         producer::DefaultProducerContext,
         types::{RDKafkaApiKey as Request, RDKafkaRespErr as Answer},
     };
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+        sync::mpsc,
+    };
 
     use super::*;
 
@@ -940,5 +945,66 @@ mod tests {
         }
         mock.broker_up(1).unwrap();
         eventually(&kafka).await;
+    }
+
+    /// A broker that knows how to log in and lets nobody in; it tells what it was sent. The server of
+    /// the other tests knows no users.
+    async fn refusing() -> (u16, mpsc::UnboundedReceiver<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, told) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(refuse(stream, tell.clone()));
+            }
+        });
+        (port, told)
+    }
+
+    async fn refuse(mut stream: TcpStream, tell: mpsc::UnboundedSender<Vec<u8>>) {
+        while let Ok(size) = stream.read_u32().await {
+            let mut request = vec![0; size as usize];
+            if stream.read_exact(&mut request).await.is_err() {
+                return;
+            }
+            let mut answer = request[4..8].to_vec(); // what it answers to
+            match (request[1], request[3]) {
+                // Which versions do you know? (SaslHandshake 1, ApiVersions 0, SaslAuthenticate 0)
+                (18, version) => {
+                    let unsupported: u16 = if version == 0 { 0 } else { 35 };
+                    answer.extend(unsupported.to_be_bytes());
+                    answer.extend([0, 0, 0, 3]);
+                    answer.extend([0, 17, 0, 0, 0, 1, 0, 18, 0, 0, 0, 0, 0, 36, 0, 0, 0, 0]);
+                }
+                // Which mechanisms? (PLAIN)
+                (17, _) => answer.extend(b"\0\0\0\0\0\x01\0\x05PLAIN"),
+                // SaslAuthenticate: error 58, a text, no bytes.
+                _ => {
+                    let _ = tell.send(request);
+                    answer.extend(b"\0\x3a\0\x0fno, marker hush\0\0\0\0");
+                }
+            }
+            if stream.write_u32(answer.len() as u32).await.is_err()
+                || stream.write_all(&answer).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_login_is_unavailable_and_not_shown() {
+        let (port, mut told) = refusing().await;
+        let url = format!("kafka://me:hush@127.0.0.1:{port}");
+        let kafka = Kafka::new(KafkaConfig::from_url(&url).unwrap()).unwrap();
+        let error = kafka.check().await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        let outcomes = kafka.publish(&events(1)).await;
+        assert!(matches!(outcomes[0], Outcome::Unavailable { .. }), "{outcomes:?}");
+        for text in [&error.to_string(), reason(&outcomes[0])] {
+            assert!(text.contains("refused the login"), "{text}");
+            assert!(!text.contains("hush"), "{text}");
+        }
+        assert!(told.recv().await.unwrap().ends_with(b"\0me\0hush"));
     }
 }

@@ -43,6 +43,9 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 
+#[cfg(feature = "pulsar")]
+pub mod pulsar;
+
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 

@@ -30,11 +30,13 @@ macro_rules! opener {
 }
 
 /// One line a destination.
-fn registry() -> [Entry; 6] {
+fn registry() -> [Entry; 8] {
     let entry = |schemes, feature, open| Entry { schemes, feature, open };
     [
         entry(&["nats", "tls"], "nats", opener!("nats", nats, Nats, NatsConfig)),
-        entry(&["kafka", "kafka+ssl"], "kafka", opener!("kafka", kafka, Kafka, KafkaConfig)),
+        entry(&["kafka"], "kafka", opener!("kafka", kafka, Kafka, KafkaConfig)),
+        entry(&["kafka+ssl"], "kafka-tls", opener!("kafka-tls", kafka, Kafka, KafkaConfig)),
+        entry(&["pulsar", "pulsar+ssl"], "pulsar", opener!("pulsar", pulsar, Pulsar, PulsarConfig)),
         entry(
             &["amqp", "amqps"],
             "rabbitmq",

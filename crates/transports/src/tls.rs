@@ -34,6 +34,22 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<ClientConfig, Stri
     Ok(config)
 }
 
+/// The same as PEM, for a client that takes nothing else and trusts the web's by itself.
+#[cfg(feature = "pulsar")]
+pub(crate) fn trusted_pem(ca_file: Option<&Path>) -> Result<Vec<u8>, String> {
+    let trusted = match ca_file {
+        Some(path) => certificates(path)?,
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    let mut pem = String::new();
+    for certificate in trusted {
+        pem.push_str("-----BEGIN CERTIFICATE-----\n");
+        pem.push_str(&crate::message::base64(&certificate));
+        pem.push_str("\n-----END CERTIFICATE-----\n");
+    }
+    Ok(pem.into_bytes())
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let unreadable = |_| format!("{} cannot be read as PEM certificates", path.display());
     let certificates = CertificateDer::pem_file_iter(path)
