@@ -56,11 +56,6 @@ use crate::stop::StopSignal;
 
 /// Runs one bench and prints what it found.
 pub(crate) async fn run(args: BenchArgs) -> Result<()> {
-    if cfg!(debug_assertions) {
-        eprintln!(
-            "warning: this is not a release build; its figures say nothing (cargo build --release)"
-        );
-    }
     let url = &args.common().url;
     match url.split(':').next().unwrap_or_default() {
         "postgres" | "postgresql" => on::<Postgres>(&args).await,
@@ -80,6 +75,11 @@ async fn on<DB: Target>(args: &BenchArgs) -> Result<()> {
         What::Publish(args) => Some(Broker::open(&args.to)?),
         _ => None,
     };
+    if cfg!(debug_assertions) {
+        eprintln!(
+            "warning: this is not a release build; its figures say nothing (cargo build --release)"
+        );
+    }
     let mut ground = Ground::<DB>::claim(args.common()).await?;
     match &args.what {
         What::Publish(args) if args.hot_key => ground.content.keys = 1,
