@@ -18,7 +18,7 @@
 use std::{fmt, io, path::PathBuf, pin::pin, time::Duration};
 
 use async_nats::{
-    ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, HeaderName, HeaderValue,
+    ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap,
     connection::State,
     header,
     jetstream::{
@@ -28,11 +28,15 @@ use async_nats::{
             PublishError, PublishErrorKind,
         },
         message::PublishMessage,
+        publish::PublishAck,
         stream,
     },
 };
 use async_trait::async_trait;
-use futures_util::future::{Either, select};
+use futures_util::{
+    FutureExt,
+    future::{Either, select},
+};
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result, Secret,
     transport::{Capabilities, Outcome, Transport},
@@ -54,6 +58,9 @@ const PREFIX: &str = "ce-";
 
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
+
+/// Most events under way: more than relays have.
+const MAX_UNDER_WAY: usize = 1 << 20;
 
 /// A silent connection is asked whether it lives.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -288,7 +295,12 @@ impl Nats {
             .connect(config.addresses())
             .await
             .map_err(|error| self.cannot_connect(&error))?;
-        let jetstream = ContextBuilder::new().timeout(config.common.publish_timeout).build(client);
+        // A batch holds its place until it is acknowledged: if all places were taken by batches that
+        // wait for more, none would go on. How much is under way is for the relay to say.
+        let jetstream = ContextBuilder::new()
+            .timeout(config.common.publish_timeout)
+            .max_ack_inflight(MAX_UNDER_WAY)
+            .build(client);
         let live = Live { jetstream, alive };
         if config.create_stream {
             self.create_stream(&live.jetstream).await?;
@@ -374,27 +386,26 @@ impl Nats {
             }
             let value =
                 if encoded && name.starts_with(PREFIX) { percent_encoded(&value) } else { value };
-            match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
-                (Ok(name), Ok(value)) => headers.insert(name, value),
-                (Err(_), _) => {
-                    return Err(Outcome::dead(format!(
-                        "header {name:?} has a name that NATS cannot carry: ASCII without blanks \
-                         and colons"
-                    )));
-                }
-                (_, Err(_)) => {
-                    return Err(Outcome::dead(format!(
-                        "header {name:?} has a line break in its value, which NATS cannot carry"
-                    )));
-                }
+            if name.contains(|c: char| !c.is_ascii_graphic() || c == ':') {
+                return Err(Outcome::dead(format!(
+                    "header {name:?} has a name that NATS cannot carry: ASCII without blanks and \
+                     colons"
+                )));
             }
+            if has_line_break(&value) {
+                return Err(Outcome::dead(format!(
+                    "header {name:?} has a line break in its value, which NATS cannot carry"
+                )));
+            }
+            // The client would panic at what is refused above.
+            headers.insert(name, value);
         }
-        match message.content_type.parse::<HeaderValue>() {
-            Ok(value) => headers.insert("content-type", value),
-            Err(_) => return Err(Outcome::dead("the content type has a line break in it")),
+        if has_line_break(&message.content_type) {
+            return Err(Outcome::dead("the content type has a line break in it"));
         }
+        headers.insert("content-type", message.content_type);
         // Last, so that nothing above it can take its place.
-        headers.insert(header::NATS_MESSAGE_ID, message.id.as_str());
+        headers.insert(header::NATS_MESSAGE_ID, message.id);
         let mut publish = PublishMessage::build().payload(message.body).headers(headers);
         if let Some(stream) = &self.config.stream {
             publish = publish.expected_stream(stream);
@@ -409,6 +420,33 @@ impl Nats {
             .send_publish(subject, message)
             .await
             .map_err(|error| self.refused(live, envelope, &error))
+    }
+
+    /// Does this until it is done, the connection breaks or time is up. Gives what cut it short. Once
+    /// for a whole batch: for each event it would cost more than the event.
+    async fn in_time(
+        &self,
+        live: &Live,
+        deadline: Instant,
+        work: impl Future<Output = ()>,
+    ) -> Option<Outcome> {
+        match timeout_at(deadline, select(pin!(work), pin!(live.died()))).await {
+            Ok(Either::Left(((), _))) => None,
+            Ok(Either::Right(_)) => Some(self.lost()),
+            Err(_) => Some(self.late(live)),
+        }
+    }
+
+    fn outcome(
+        &self,
+        live: &Live,
+        envelope: &Envelope,
+        acknowledged: Result<PublishAck, PublishError>,
+    ) -> Outcome {
+        match acknowledged {
+            Ok(_) => Outcome::Delivered,
+            Err(error) => self.refused(live, envelope, &error),
+        }
     }
 
     fn refused(&self, live: &Live, envelope: &Envelope, error: &PublishError) -> Outcome {
@@ -522,37 +560,46 @@ impl Transport for Nats {
         };
         let deadline = Instant::now() + self.config.common.publish_timeout;
         let mut sent = Vec::with_capacity(batch.len());
-        for envelope in batch {
-            let send = pin!(self.send(&live, envelope));
-            sent.push(match timeout_at(deadline, select(send, pin!(live.died()))).await {
-                Ok(Either::Left((sent, _))) => sent,
-                Ok(Either::Right(_)) => Err(self.lost()),
-                Err(_) => Err(self.late(&live)),
-            });
+        let sending = async {
+            for envelope in batch {
+                let acknowledgement = self.send(&live, envelope).await;
+                sent.push(acknowledgement.map(IntoFuture::into_future));
+            }
+        };
+        if let Some(cut_short) = self.in_time(&live, deadline, sending).await {
+            sent.resize_with(batch.len(), || Err(cut_short.clone()));
         }
         let mut outcomes = Vec::with_capacity(batch.len());
-        for (sent, envelope) in sent.into_iter().zip(batch) {
-            let acknowledgement = match sent {
-                Ok(acknowledgement) => acknowledgement.into_future(),
-                Err(outcome) => {
-                    outcomes.push(outcome);
-                    continue;
-                }
-            };
-            // The acknowledgement is looked at first: it may be there although the connection broke.
-            let died = pin!(live.died());
-            outcomes.push(match timeout_at(deadline, select(acknowledgement, died)).await {
-                Ok(Either::Left((Ok(_), _))) => Outcome::Delivered,
-                Ok(Either::Left((Err(error), _))) => self.refused(&live, envelope, &error),
-                Ok(Either::Right(_)) => self.lost(),
-                Err(_) => self.late(&live),
-            });
+        let acknowledging = async {
+            for (sent, envelope) in sent.iter_mut().zip(batch) {
+                outcomes.push(match sent {
+                    Ok(acknowledgement) => self.outcome(&live, envelope, acknowledgement.await),
+                    Err(outcome) => outcome.clone(),
+                });
+            }
+        };
+        if let Some(cut_short) = self.in_time(&live, deadline, acknowledging).await {
+            // An acknowledgement may be there although the connection broke.
+            let done = outcomes.len();
+            for (sent, envelope) in sent.iter_mut().zip(batch).skip(done) {
+                outcomes.push(match sent {
+                    Ok(acknowledgement) => match acknowledgement.now_or_never() {
+                        Some(acknowledged) => self.outcome(&live, envelope, acknowledged),
+                        None => cut_short.clone(),
+                    },
+                    Err(outcome) => outcome.clone(),
+                });
+            }
         }
         if !live.is_alive() {
             self.connection.lost(&live).await;
         }
         outcomes
     }
+}
+
+fn has_line_break(text: &str) -> bool {
+    text.contains(['\r', '\n'])
 }
 
 /// What JetStream answered; 0 when it was not JetStream.

@@ -183,6 +183,13 @@ struct Outgoing {
     body: bytes::Bytes,
 }
 
+/// What is to be remembered of an event until it is confirmed.
+struct Sent {
+    place: usize,
+    id: String,
+    routing_key: ShortString,
+}
+
 /// Why a channel could not finish its batch.
 enum Broken {
     /// The server closed the channel with this code: some message was at fault, or the exchange.
@@ -337,7 +344,7 @@ impl RabbitMq {
     async fn send(
         &self,
         link: &Link,
-        events: &[Outgoing],
+        events: Vec<Outgoing>,
         deadline: Instant,
         outcomes: &mut [Option<Outcome>],
     ) -> Result<(), Broken> {
@@ -346,15 +353,16 @@ impl RabbitMq {
         let mut broken = None;
         let mut confirms = Vec::with_capacity(events.len());
         for event in events {
+            let Outgoing { place, id, routing_key, properties, body } = event;
             let sent = channel.basic_publish(
                 self.exchange.clone(),
-                event.routing_key.clone(),
+                routing_key.clone(),
                 options,
-                &event.body,
-                event.properties.clone(),
+                &body,
+                properties,
             );
             match timeout_at(deadline, sent).await {
-                Ok(Ok(confirm)) => confirms.push((event, confirm)),
+                Ok(Ok(confirm)) => confirms.push((Sent { place, id, routing_key }, confirm)),
                 Ok(Err(error)) => broken = Some(Broken::from(error)),
                 Err(_) => broken = Some(Broken::Late),
             }
@@ -687,19 +695,23 @@ impl Transport for RabbitMq {
                 Err(error) => outcomes[place] = Some(Outcome::dead(error)),
             }
         }
+        let several = events.len() > 1;
         let mut broken = Ok(());
         if !events.is_empty() {
-            broken = self.send(&link, &events, deadline, &mut outcomes).await;
+            broken = self.send(&link, events, deadline, &mut outcomes).await;
         }
         // One message can close the channel of all: the others get one each.
         if let Err(Broken::Channel(311 | 406)) = broken
-            && events.len() > 1
+            && several
         {
-            events.retain(|event| outcomes[event.place].is_none());
-            for event in events.chunks(1) {
-                broken = self.send(&link, event, deadline, &mut outcomes).await;
+            for (place, envelope) in batch.iter().enumerate() {
+                let Ok(event) = self.outgoing(place, envelope, frame) else { continue };
+                if outcomes[place].is_some() {
+                    continue;
+                }
+                broken = self.send(&link, vec![event], deadline, &mut outcomes).await;
                 if let Err(broken) = &broken {
-                    outcomes[event[0].place] = Some(self.unanswered(&link, broken));
+                    outcomes[place] = Some(self.unanswered(&link, broken));
                 }
                 if let Err(Broken::Connection(_) | Broken::Late) = broken {
                     break;

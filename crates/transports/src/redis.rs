@@ -43,7 +43,7 @@ use redis::{
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
 };
-use serde_json::Map;
+use serde::Serializer;
 
 use crate::{
     connection::Connection,
@@ -55,6 +55,10 @@ const PREFIX: &str = "ce-";
 
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
+
+/// Arguments of one entry, and what they hold beside headers and payload, for most events.
+const ENTRY_ARGUMENTS: usize = 18;
+const ENTRY_MARGIN: usize = 256;
 
 /// Largest payload that Redis takes unless it is told otherwise (`proto-max-bulk-len`).
 const MAX_MESSAGE: usize = 512 * 1024 * 1024;
@@ -201,8 +205,8 @@ struct Transaction<'a> {
 struct Entry<'a> {
     /// Its place in the batch.
     place: usize,
+    envelope: &'a Envelope,
     stream: &'a str,
-    key: Option<String>,
 }
 
 impl Default for Transaction<'_> {
@@ -371,11 +375,10 @@ impl Redis {
                 self.config.max_message
             )));
         }
-        let headers: Map<_, _> =
-            message.headers.into_iter().map(|(name, value)| (name, value.into())).collect();
-        let headers = serde_json::Value::Object(headers).to_string();
-        let mut command = redis::cmd("XADD");
-        command.arg(envelope.topic());
+        let headers = json(&message.headers);
+        let size = message.body.len() + headers.len() + ENTRY_MARGIN;
+        let mut command = Cmd::with_capacity(ENTRY_ARGUMENTS, size);
+        command.arg("XADD").arg(envelope.topic());
         if let Some(max_len) = self.config.max_len {
             command.arg("MAXLEN").arg("~").arg(max_len);
         }
@@ -436,16 +439,17 @@ impl Redis {
         let mut keys = HashSet::new();
         let commands = transaction.commands.cmd_iter();
         for (n, (entry, command)) in transaction.entries.into_iter().zip(commands).enumerate() {
+            let key = entry.envelope.event.ordering_key();
             let outcome = if let Some((_, error)) = refused.iter().find(|(index, _)| *index == n) {
                 self.refused(entry.stream, error.code())
-            } else if entry.key.as_ref().is_some_and(|key| keys.contains(key)) {
+            } else if key.as_ref().is_some_and(|key| keys.contains(key)) {
                 held()
             } else {
                 rest.push(entry, command.clone());
                 continue;
             };
             answers.outcomes.push((entry.place, outcome));
-            keys.extend(entry.key);
+            keys.extend(key);
         }
         rest
     }
@@ -554,6 +558,20 @@ impl Live {
     }
 }
 
+/// One JSON object. Of headers with one name the last counts.
+fn json(headers: &[(String, String)]) -> String {
+    let counts = headers
+        .iter()
+        .enumerate()
+        .filter(|(place, (name, _))| headers[place + 1..].iter().all(|(later, _)| later != name));
+    let size = headers.iter().map(|(name, value)| name.len() + value.len() + 6).sum::<usize>() + 2;
+    let mut out = Vec::with_capacity(size);
+    // Texts into memory: nothing can fail.
+    let _ = serde_json::Serializer::new(&mut out)
+        .collect_map(counts.map(|(_, (name, value))| (name, value)));
+    String::from_utf8(out).unwrap_or_default()
+}
+
 /// The value of `name:value` in what INFO answers.
 fn line<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
@@ -642,21 +660,26 @@ impl Transport for Redis {
         // A wrong type fails a command although the transaction goes on. So that no event passes a
         // refused one of its key, a key writes to one stream a batch; the rest waits for the next.
         let mut streams: HashMap<String, Option<&str>> = HashMap::new();
+        let several = batch.iter().any(|envelope| envelope.topic() != batch[0].topic());
         let mut transactions: Vec<Transaction<'_>> = Vec::new();
         for (place, envelope) in batch.iter().enumerate() {
-            let (stream, key) = (envelope.topic(), envelope.event.ordering_key());
-            if let Some(key) = &key
-                && *streams.entry(key.clone()).or_insert(Some(stream)) != Some(stream)
+            let stream = envelope.topic();
+            // With one stream and nothing refused there is nothing to keep apart.
+            if (several || !streams.is_empty())
+                && let Some(key) = envelope.event.ordering_key()
             {
-                // Nor may a third event pass the second.
-                streams.insert(key.clone(), None);
-                continue;
+                let of_key = streams.entry(key).or_insert(Some(stream));
+                if *of_key != Some(stream) {
+                    // Nor may a third event pass the second.
+                    *of_key = None;
+                    continue;
+                }
             }
             let command = match self.command(envelope) {
                 Ok(command) => command,
                 Err(outcome) => {
                     outcomes[place] = outcome;
-                    streams.extend(key.map(|key| (key, None)));
+                    streams.extend(envelope.event.ordering_key().map(|key| (key, None)));
                     continue;
                 }
             };
@@ -665,7 +688,7 @@ impl Transport for Redis {
                 transactions.push(Transaction::default());
                 transactions.len() - 1
             });
-            transactions[at].push(Entry { place, stream, key }, command);
+            transactions[at].push(Entry { place, envelope, stream }, command);
         }
         let answers = join_all(transactions.into_iter().map(|t| self.run(&live, t))).await;
         if answers.iter().any(|answers| answers.broken) {

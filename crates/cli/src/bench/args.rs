@@ -24,6 +24,10 @@ pub(super) enum What {
     Enqueue(EnqueueArgs),
     /// Whether a large backlog goes out as fast as a small one, and in how much memory
     Growth(GrowthArgs),
+    /// How fast a backlog goes to a broker, beside the broker's own client without an outbox
+    Publish(PublishArgs),
+    /// Whether a destination that is down slows another one down
+    Destinations(DestinationsArgs),
 }
 
 impl BenchArgs {
@@ -34,6 +38,8 @@ impl BenchArgs {
             What::Latency(args) => &args.common,
             What::Enqueue(args) => &args.common,
             What::Growth(args) => &args.common,
+            What::Publish(args) => &args.common,
+            What::Destinations(args) => &args.common,
         }
     }
 
@@ -155,6 +161,51 @@ pub(super) struct GrowthArgs {
     /// Delete sent events (a retention of zero) instead of keeping them
     #[arg(long)]
     pub(super) delete: bool,
+}
+
+#[derive(Args)]
+pub(super) struct PublishArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// The destination: `nats://…`, `amqp://…`, `redis://…`; others have no client to compare with
+    // Its value can hold a password: help is not to show it.
+    #[arg(long, value_name = "URL", env = "POSTHASTE_TO", hide_env_values = true)]
+    pub(super) to: String,
+
+    /// How many events are published each time
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = positive)]
+    pub(super) events: u64,
+
+    /// Most events that are not acknowledged, of relay and client
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive)]
+    pub(super) window: u64,
+
+    /// How often relay and client take turns; figures are medians
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
+    pub(super) pairs: u64,
+
+    /// Let the relay hand over one event at a time, and one of a key
+    #[arg(long)]
+    pub(super) one_by_one: bool,
+
+    /// One key for all events: the relay as it is beside the relay one by one
+    #[arg(long, conflicts_with_all = ["keys", "one_by_one"])]
+    pub(super) hot_key: bool,
+}
+
+#[derive(Args)]
+pub(super) struct DestinationsArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// How many events there are each time, half of them for either destination
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = positive)]
+    pub(super) events: u64,
+
+    /// How often the sides take turns; figures are medians
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
+    pub(super) pairs: u64,
 }
 
 fn positive(text: &str) -> Result<u64, String> {

@@ -57,7 +57,7 @@ impl<DB: Target> Ground<DB> {
             url,
             tables: Tables::new(name),
             large: Tables::new(large),
-            content: Content { keys: common.keys, payload: payload(common.payload) },
+            content: Content { keys: common.keys, types: 1, payload: payload(common.payload) },
             ordering: common.ordering,
             batch: common.batch as usize,
             version: String::new(),

@@ -10,6 +10,8 @@
 //! | `latency` | how long from commit to transport? | a bare LISTEN round trip |
 //! | `enqueue` | what does an event cost a business transaction? | the same insert written by hand |
 //! | `growth` | does a large backlog go out as fast as a small one? | the small one |
+//! | `publish` | how fast does a backlog go to a broker? | the broker's own client |
+//! | `destinations` | does one that is down slow another one down? | both are up |
 
 mod args;
 
@@ -29,6 +31,8 @@ mod relayed;
 
 mod process;
 
+mod clients;
+
 mod drain;
 
 mod latency;
@@ -37,22 +41,21 @@ mod enqueue;
 
 mod growth;
 
+mod publish;
+
+mod destinations;
+
 mod report;
 
 use posthaste::{Error, ErrorKind, Result};
 use sqlx::{MySql, Postgres, Sqlite};
 
 pub(crate) use self::args::BenchArgs;
-use self::{args::What, ground::Ground, target::Target};
+use self::{args::What, clients::Broker, ground::Ground, target::Target};
 use crate::stop::StopSignal;
 
 /// Runs one bench and prints what it found.
 pub(crate) async fn run(args: BenchArgs) -> Result<()> {
-    if cfg!(debug_assertions) {
-        eprintln!(
-            "warning: this is not a release build; its figures say nothing (cargo build --release)"
-        );
-    }
     let url = &args.common().url;
     match url.split(':').next().unwrap_or_default() {
         "postgres" | "postgresql" => on::<Postgres>(&args).await,
@@ -67,21 +70,49 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
 
 async fn on<DB: Target>(args: &BenchArgs) -> Result<()> {
     let mut stop = StopSignal::new()?;
-    let ground = Ground::<DB>::claim(args.common()).await?;
+    // What is wrong with a destination is said before anything is made.
+    let broker = match &args.what {
+        What::Publish(args) => Some(Broker::open(&args.to)?),
+        _ => None,
+    };
+    if cfg!(debug_assertions) {
+        eprintln!(
+            "warning: this is not a release build; its figures say nothing (cargo build --release)"
+        );
+    }
+    let mut ground = Ground::<DB>::claim(args.common()).await?;
+    match &args.what {
+        What::Publish(args) if args.hot_key => ground.content.keys = 1,
+        What::Destinations(_) => ground.content.types = 2,
+        _ => {}
+    }
     let measured = tokio::select! {
-        measured = measure(&args.what, &ground) => measured,
+        measured = measure(&args.what, &ground, broker.as_ref()) => measured,
         () = stop.wait() => Err(Error::new(ErrorKind::State, "stopped before the end; no figures")),
     };
     let left = ground.leave().await;
+    let left_broker = match &broker {
+        Some(broker) => broker.leave().await,
+        None => Ok(()),
+    };
     measured?.print(args.common().json);
-    left
+    left.and(left_broker)
 }
 
-async fn measure<DB: Target>(what: &What, ground: &Ground<DB>) -> Result<report::Report> {
+async fn measure<DB: Target>(
+    what: &What,
+    ground: &Ground<DB>,
+    broker: Option<&Broker>,
+) -> Result<report::Report> {
     match what {
         What::Drain(args) => drain::run(args, ground).await,
         What::Latency(args) => latency::run(args, ground).await,
         What::Enqueue(args) => enqueue::run(args, ground).await,
         What::Growth(args) => growth::run(args, ground).await,
+        What::Publish(args) => match broker {
+            Some(broker) => publish::run(args, ground, broker).await,
+            None => Err(Error::new(ErrorKind::State, "there is no broker")),
+        },
+        What::Destinations(args) => destinations::run(args, ground).await,
     }
 }

@@ -63,7 +63,8 @@ impl Target for MySql {
             insert into {events} (event_id, event_type, aggregate_type, aggregate_id, key_hash,
                 payload)
             select concat('01980000-0000-7000-8000-', lpad(lower(hex(k.n + ?)), 12, '0')),
-                   'OrderPlaced', 'Order', k.n, k.hash, ?
+                   case (k.n + ?) % ? when 0 then 'OrderPlaced' else 'OrderPaid' end,
+                   'Order', k.n, k.hash, ?
             from {bare}_keys k
             where k.n < ?
             order by k.n";
@@ -81,9 +82,11 @@ impl Target for MySql {
             }
             Self::execute(connection, sql).await?;
         }
-        for first in (0..events).step_by(keys.len()) {
+        for (turn, first) in (0..events).step_by(keys.len()).enumerate() {
             sqlx::query(tables.sql(FILL))
                 .bind(first)
+                .bind(turn as u64)
+                .bind(content.types)
                 .bind(&content.payload[..])
                 .bind(events - first)
                 .execute(&mut *connection)

@@ -64,7 +64,8 @@ impl Target for Postgres {
         const FILL: &str = "
             insert into {events} (event_id, event_type, aggregate_type, aggregate_id, payload)
             select ('01980000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
-                   'OrderPlaced', 'Order', (n % $3)::text, $4
+                   case (n % $3 + n / $3) % $5 when 0 then 'OrderPlaced' else 'OrderPaid' end,
+                   'Order', (n % $3)::text, $4
             from generate_series($1, $2) n";
 
         for first in (0..events).step_by(CHUNK as usize) {
@@ -73,6 +74,7 @@ impl Target for Postgres {
                 .bind((first + CHUNK).min(events) as i64 - 1)
                 .bind(content.keys as i64)
                 .bind(&content.payload[..])
+                .bind(content.types as i64)
                 .execute(&mut *connection)
                 .await?;
         }

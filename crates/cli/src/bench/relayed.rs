@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Error, ErrorKind, Result,
-    relay::{Config, Relay, Stats},
+    relay::{Config, Destination, Relay, Route, Routes, Stats},
     store::{RelayOrdering, Store},
     transport::{Acceptance, Capabilities, Outcome, Transport},
 };
@@ -32,32 +32,68 @@ pub(super) enum Until {
     Delivered,
 }
 
-/// Runs a relay until so many events are through. Gives how long that took.
+/// Runs a relay to nowhere until so many events are through. Gives how long that took.
 pub(super) async fn run(
     store: Arc<dyn Store>,
     config: Config,
     events: u64,
     until: Until,
 ) -> Result<Duration> {
-    let by_rows = config.ordering == RelayOrdering::None;
-    let transport = Arc::new(Counting { left: AtomicU64::new(events), reached: Notify::new() });
-    let relay = Relay::new(store, Arc::clone(&transport) as Arc<dyn Transport>, config)?;
-    relay.start().await?;
-    if !by_rows {
-        wait(&relay, |stats| stats.shards > 0 && stats.shards_owned == stats.shards).await?;
-    }
-    let started = Instant::now();
-    // The transport tells, and not the statistics: following them would cost the relay time.
-    let mut watchdog = Watchdog::new();
-    while timeout(LIVENESS, transport.reached.notified()).await.is_err() {
-        watchdog.look(&relay).await?;
-    }
+    let ordering = config.ordering;
+    let counted = Counted::new(Arc::new(Accepting("accepting")), events);
+    let relay = Relay::new(store, Arc::clone(&counted) as Arc<dyn Transport>, config)?;
+    let started = acknowledged(&relay, &counted, ordering).await?;
     let over =
         |stats: &Stats| stats.delivered >= events && (until == Until::Delivered || stats.idle);
     wait(&relay, over).await?;
     let elapsed = started.elapsed();
     relay.stop().await?;
     Ok(elapsed)
+}
+
+/// Runs a relay to a destination, under this topic, until all its events are settled. Gives how long
+/// that took.
+pub(super) async fn run_to(
+    store: Arc<dyn Store>,
+    counted: Arc<Counted>,
+    topic: &str,
+    config: Config,
+) -> Result<Duration> {
+    let (ordering, events) = (config.ordering, counted.events);
+    let routes = Routes::new().route(Route::to(counted.name()).topic(topic));
+    let destination = Destination::new(Arc::clone(&counted) as Arc<dyn Transport>);
+    let relay = Relay::routed(store, vec![destination], routes, config)?;
+    let started = acknowledged(&relay, &counted, ordering).await?;
+    wait(&relay, |stats| stats.delivered >= events && stats.idle).await?;
+    let elapsed = started.elapsed();
+    relay.stop().await?;
+    Ok(elapsed)
+}
+
+/// Starts the relay and waits until the transport has acknowledged all that was counted on. Gives
+/// when the relay had all its shards.
+pub(super) async fn acknowledged(
+    relay: &Relay,
+    counted: &Counted,
+    ordering: RelayOrdering,
+) -> Result<Instant> {
+    relay.start().await?;
+    if ordering != RelayOrdering::None {
+        wait(relay, |stats| stats.shards > 0 && stats.shards_owned == stats.shards).await?;
+    }
+    let started = Instant::now();
+    // The transport tells, and not the statistics: following them would cost the relay time.
+    let mut watchdog = Watchdog::new();
+    while timeout(LIVENESS, counted.reached.notified()).await.is_err() {
+        watchdog.look(relay).await?;
+    }
+    match counted.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) => {
+            let error = format!("{} did not take an event: {error}", counted.name());
+            Err(Error::new(ErrorKind::Unavailable, error))
+        }
+        None => Ok(started),
+    }
 }
 
 /// Waits until the relay says so. An error when it has ended, or nothing moves any more.
@@ -100,18 +136,13 @@ impl Watchdog {
     }
 }
 
-/// Acknowledges at once and only counts.
-struct Counting {
-    /// How many events are still to come.
-    left: AtomicU64,
-    /// Told once, when that is 0.
-    reached: Notify,
-}
+/// Acknowledges at once.
+pub(super) struct Accepting(pub(super) &'static str);
 
 #[async_trait]
-impl Transport for Counting {
+impl Transport for Accepting {
     fn name(&self) -> &str {
-        "counting"
+        self.0
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -124,13 +155,78 @@ impl Transport for Counting {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        let count = batch.len() as u64;
+        vec![Outcome::Delivered; batch.len()]
+    }
+}
+
+/// Any transport, counted. A failure ends the count: a run with one has no figure.
+pub(super) struct Counted {
+    transport: Arc<dyn Transport>,
+    capabilities: Capabilities,
+    events: u64,
+    /// How many events are still to come.
+    left: AtomicU64,
+    failure: Mutex<Option<String>>,
+    /// Told once when none is left, and when there is a failure.
+    reached: Notify,
+}
+
+impl Counted {
+    pub(super) fn new(transport: Arc<dyn Transport>, events: u64) -> Arc<Self> {
+        let capabilities = transport.capabilities();
+        Self::with(transport, capabilities, events)
+    }
+
+    /// It can do less than it says.
+    pub(super) fn with(
+        transport: Arc<dyn Transport>,
+        capabilities: Capabilities,
+        events: u64,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            transport,
+            capabilities,
+            events,
+            left: AtomicU64::new(events),
+            failure: Mutex::default(),
+            reached: Notify::new(),
+        })
+    }
+
+    fn failed(&self, error: &str) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| error.to_owned());
+        self.reached.notify_one();
+    }
+}
+
+#[async_trait]
+impl Transport for Counted {
+    fn name(&self) -> &str {
+        self.transport.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let outcomes = self.transport.publish(batch).await;
+        let mut count = 0;
+        for outcome in &outcomes {
+            match outcome {
+                Outcome::Delivered => count += 1,
+                Outcome::Retry { error, .. }
+                | Outcome::Dead { error }
+                | Outcome::Unavailable { error, .. } => self.failed(error),
+            }
+        }
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             Some(left.saturating_sub(count))
         });
         if left.is_ok_and(|left| left > 0 && left <= count) {
             self.reached.notify_one();
         }
-        vec![Outcome::Delivered; batch.len()]
+        outcomes
     }
 }

@@ -65,8 +65,9 @@ impl Target for Sqlite {
         const FILL: &str = "
             with recursive k (n) as (select ?1 union all select n + 1 from k where n < ?2)
             insert into {events} (event_id, event_type, aggregate_type, aggregate_id, payload)
-            select printf('01980000-0000-7000-8000-%012x', n), 'OrderPlaced', 'Order',
-                   cast(n % ?3 as text), ?4
+            select printf('01980000-0000-7000-8000-%012x', n),
+                   case (n % ?3 + n / ?3) % ?5 when 0 then 'OrderPlaced' else 'OrderPaid' end,
+                   'Order', cast(n % ?3 as text), ?4
             from k";
 
         for first in (0..events).step_by(CHUNK as usize) {
@@ -75,6 +76,7 @@ impl Target for Sqlite {
                 .bind((first + CHUNK).min(events) as i64 - 1)
                 .bind(content.keys as i64)
                 .bind(&content.payload[..])
+                .bind(content.types as i64)
                 .execute(&mut *connection)
                 .await?;
         }

@@ -13,6 +13,8 @@ use uuid::Uuid;
 pub(super) struct Content {
     /// How many ordering keys take turns.
     pub(super) keys: u64,
+    /// How many event types take turns in each key: `OrderPlaced`, or `OrderPaid` too.
+    pub(super) types: u64,
     /// The same for all events.
     pub(super) payload: Vec<u8>,
 }

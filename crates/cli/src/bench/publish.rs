@@ -1,0 +1,274 @@
+//! `bench publish`: how fast a backlog goes to a broker.
+//!
+//! Relay and client publish the same messages, to a place at the broker that is made anew for each
+//! run. Both make each message when its turn comes, and have as many that are not acknowledged. The
+//! client has its events in memory already; the relay reads them from the database and marks them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use posthaste::{
+    Envelope, Error, ErrorKind, Result,
+    relay::Config,
+    store::{Position, Read},
+    transport::{Acceptance, Capabilities},
+};
+use serde::Serialize;
+
+use super::{
+    args::PublishArgs,
+    clients::{Broker, Client},
+    ground::Ground,
+    process,
+    relayed::{self, Counted},
+    report::{
+        Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
+        whole,
+    },
+    target::Target,
+};
+
+#[derive(Serialize)]
+struct Figures<'f> {
+    bench: &'f str,
+    database: &'f str,
+    /// What the destination says of itself.
+    destination: &'f str,
+    release: bool,
+    events: u64,
+    payload: usize,
+    keys: u64,
+    ordering: &'f str,
+    pairs: u64,
+    window: u64,
+    /// Most publishes of the relay at once, and most events in one.
+    concurrency: usize,
+    max_batch: usize,
+    one_by_one: bool,
+    /// Medians.
+    relay_per_s: f64,
+    bare_per_s: Option<f64>,
+    ratio: Option<f64>,
+    one_by_one_per_s: Option<f64>,
+    /// The relay to the relay one by one, on one key.
+    hot_key_ratio: Option<f64>,
+    /// CPU time of this process, without the servers'.
+    relay_cpu_us_per_event: Option<f64>,
+    bare_cpu_us_per_event: Option<f64>,
+    client: Option<&'f str>,
+    relay_runs: Vec<f64>,
+    bare_runs: Vec<f64>,
+    one_by_one_runs: Vec<f64>,
+}
+
+/// What the runs of one side gave.
+#[derive(Default)]
+struct Side {
+    per_s: Vec<f64>,
+    cpu_micros: Vec<f64>,
+}
+
+impl Side {
+    fn add(&mut self, events: u64, elapsed: Duration, cpu_before: Option<Duration>) {
+        self.per_s.push(per_second(events, elapsed));
+        if let (Some(before), Some(after)) = (cpu_before, process::cpu()) {
+            let spent = after.saturating_sub(before);
+            self.cpu_micros.push(spent.as_secs_f64() * 1e6 / events as f64);
+        }
+    }
+
+    fn last(&self) -> String {
+        rate(self.per_s.last().copied().unwrap_or_default())
+    }
+}
+
+pub(super) async fn run<DB: Target>(
+    args: &PublishArgs,
+    ground: &Ground<DB>,
+    broker: &Broker,
+) -> Result<Report> {
+    // Connects: no run pays for that.
+    let found = broker.transport.check().await?;
+    let envelopes = match &broker.client {
+        Some(_) => envelopes(ground, broker, args.events).await?,
+        None => Vec::new(),
+    };
+    let (mut relay, mut one_by_one, mut bare) = (Side::default(), Side::default(), Side::default());
+    for pair in 1..=args.pairs {
+        let say = |who: &str, side: &Side| {
+            progress(format_args!("pair {pair} of {}: {who} {}", args.pairs, side.last()));
+        };
+        let limits = Limits::of(args, ground, broker, args.one_by_one);
+        publish(args, ground, broker, limits, &mut relay).await?;
+        say("relay", &relay);
+        if args.hot_key {
+            let limits = Limits::of(args, ground, broker, true);
+            publish(args, ground, broker, limits, &mut one_by_one).await?;
+            say("relay, one by one", &one_by_one);
+        }
+        if let Some(client) = &broker.client {
+            client.make().await?;
+            let (cpu, started) = (process::cpu(), Instant::now());
+            client.publish(&envelopes, args.window as usize).await?;
+            bare.add(args.events, started.elapsed(), cpu);
+            complete(&**client, args.events).await?;
+            say(client.name(), &bare);
+        }
+    }
+    Ok(report(args, ground, broker, &found, [&relay, &one_by_one, &bare]))
+}
+
+/// The very events of the relay, for the client.
+async fn envelopes<DB: Target>(
+    ground: &Ground<DB>,
+    broker: &Broker,
+    events: u64,
+) -> Result<Vec<Envelope>> {
+    ground.refill(&ground.tables, events).await?;
+    let store = ground.store(&ground.tables).await?;
+    let shards: Vec<u16> = (0..store.check().await?).collect();
+    let mut position = Position::default();
+    let mut envelopes = Vec::with_capacity(events as usize);
+    while (envelopes.len() as u64) < events {
+        let page = Read::read_ahead(&*store, &shards, &position, ground.batch).await?;
+        if page.rows.is_empty() {
+            return Err(Error::new(ErrorKind::State, "not all events can be read back"));
+        }
+        position = page.position;
+        for row in page.rows {
+            let envelope = row.content.map_err(|error| Error::new(ErrorKind::State, error))?;
+            envelopes.push(Envelope { topic: Some(broker.topic.clone()), ..*envelope });
+        }
+    }
+    Ok(envelopes)
+}
+
+/// How much of a destination a relay may use, so that no more than the window is outstanding.
+struct Limits {
+    concurrency: usize,
+    capabilities: Capabilities,
+}
+
+impl Limits {
+    fn of<DB: Target>(
+        args: &PublishArgs,
+        ground: &Ground<DB>,
+        broker: &Broker,
+        one_by_one: bool,
+    ) -> Self {
+        let window = args.window as usize;
+        let mut capabilities = broker.transport.capabilities();
+        capabilities.max_batch = capabilities.max_batch.min(window).clamp(1, ground.batch);
+        if one_by_one {
+            capabilities.max_batch = 1;
+            capabilities.acceptance = Acceptance::Any;
+        }
+        Self { concurrency: (window / capabilities.max_batch).max(1), capabilities }
+    }
+}
+
+/// One run of the relay, on fresh tables.
+async fn publish<DB: Target>(
+    args: &PublishArgs,
+    ground: &Ground<DB>,
+    broker: &Broker,
+    limits: Limits,
+    side: &mut Side,
+) -> Result<()> {
+    ground.refill(&ground.tables, args.events).await?;
+    if let Some(client) = &broker.client {
+        client.make().await?;
+    }
+    let store = ground.store(&ground.tables).await?;
+    let transport = Arc::clone(&broker.transport);
+    let counted = Counted::with(transport, limits.capabilities, args.events);
+    let config = Config { concurrency: limits.concurrency, ..ground.config(false) };
+    let cpu = process::cpu();
+    let elapsed = relayed::run_to(store, counted, &broker.topic, config).await?;
+    side.add(args.events, elapsed, cpu);
+    match &broker.client {
+        Some(client) => complete(&**client, args.events).await,
+        None => Ok(()),
+    }
+}
+
+/// Who published less than all was not measured.
+async fn complete(client: &dyn Client, events: u64) -> Result<()> {
+    let there = client.count().await?;
+    if there == events {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::State, format!("{there} messages are there of {events} events")))
+}
+
+fn report<DB: Target>(
+    args: &PublishArgs,
+    ground: &Ground<DB>,
+    broker: &Broker,
+    found: &str,
+    [relay, one_by_one, bare]: [&Side; 3],
+) -> Report {
+    let middle = |side: &Side| median(&side.per_s).map(f64::round);
+    let cpu = |side: &Side| median(&side.cpu_micros).map(|cpu| rounded(cpu, 2));
+    let ratio = |base: &Side| median_ratio(&relay.per_s, &base.per_s).map(|r| rounded(r, 3));
+    let limits = Limits::of(args, ground, broker, args.one_by_one);
+    let client = broker.client.as_ref().map(|client| client.name());
+    let figures = Figures {
+        bench: "publish",
+        database: &ground.version,
+        destination: found,
+        release: !cfg!(debug_assertions),
+        events: args.events,
+        payload: ground.content.payload.len(),
+        keys: ground.content.keys,
+        ordering: ground.ordering.as_str(),
+        pairs: args.pairs,
+        window: args.window,
+        concurrency: limits.concurrency,
+        max_batch: limits.capabilities.max_batch,
+        one_by_one: args.one_by_one,
+        relay_per_s: middle(relay).unwrap_or_default(),
+        bare_per_s: middle(bare),
+        ratio: ratio(bare),
+        one_by_one_per_s: middle(one_by_one),
+        hot_key_ratio: ratio(one_by_one),
+        relay_cpu_us_per_event: cpu(relay),
+        bare_cpu_us_per_event: cpu(bare),
+        client,
+        relay_runs: whole(&relay.per_s),
+        bare_runs: whole(&bare.per_s),
+        one_by_one_runs: whole(&one_by_one.per_s),
+    };
+    let keys = if figures.keys == 1 { "key" } else { "keys" };
+    let title = format!(
+        "publish from {} to {found}: {} events of {} bytes, {} {keys}, ordering {}, a window of \
+         {}, {}",
+        ground.version,
+        thousands(args.events),
+        figures.payload,
+        thousands(figures.keys),
+        ground.ordering,
+        thousands(args.window),
+        medians(args.pairs)
+    );
+    let mut report = Report::new(title, &figures);
+    let who = if args.one_by_one { "relay, one by one" } else { "relay" };
+    report.row(who, rate(figures.relay_per_s), String::new());
+    let compared = |ratio: f64| format!("relay is {ratio:.2} of it");
+    if let (Some(per_s), Some(ratio)) = (figures.one_by_one_per_s, figures.hot_key_ratio) {
+        report.row("relay, one by one", rate(per_s), format!("relay is {ratio:.1} times that"));
+    }
+    if let (Some(client), Some(per_s), Some(ratio)) = (client, figures.bare_per_s, figures.ratio) {
+        report.row(client, rate(per_s), compared(ratio));
+    }
+    if let Some(relay) = figures.relay_cpu_us_per_event {
+        let bare = figures.bare_cpu_us_per_event.map(|bare| format!("bare client: {bare} µs"));
+        report.row("CPU an event, this process", format!("{relay} µs"), bare.unwrap_or_default());
+    }
+    if client.is_none() {
+        report.note("There is no client to compare with: the figure is the relay's alone.");
+    }
+    report
+}
