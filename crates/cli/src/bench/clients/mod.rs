@@ -77,6 +77,7 @@ impl Broker {
 }
 
 /// An error of a client as one of ours.
+#[allow(dead_code, reason = "each client is a feature")]
 fn failed<E: std::error::Error + Send + Sync + 'static>(
     doing: &'static str,
 ) -> impl FnOnce(E) -> Error {
@@ -84,6 +85,7 @@ fn failed<E: std::error::Error + Send + Sync + 'static>(
 }
 
 /// Baselines are measured over plain connections.
+#[allow(dead_code, reason = "each client is a feature")]
 fn refuse_tls(tls: bool, scheme: &str) -> Result<()> {
     if tls {
         return Err(Error::invalid(format!(
