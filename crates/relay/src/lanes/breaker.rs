@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  failure ──► undecided ──┬─ an event that was handed over later is accepted ──► its own: counted
-//!                          ├─ other keys fail too, no success between ─────────► an outage: open
+//!                          ├─ many failures, several keys, no success between ─► an outage: open
 //!                          └─ nothing else is under way ──► its own, unless it could not be reached
 //! ```
 //!
@@ -30,8 +30,9 @@ use super::{Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, lane::Block};
 /// So many keys that could not be reached, one after the other, are an outage.
 const UNREACHED_KEYS: usize = 2;
 
-/// So many keys that failed, one after the other, are one while others are still under way.
-const FAILED_KEYS: usize = 5;
+/// So many failures, one after the other and not all of one key, are one, too. Of a destination that
+/// refuses every fifth event, eight in a row come once in 400,000.
+const FAILURES_IN_A_ROW: u32 = 8;
 
 /// Pause before the first probe; it doubles with each that fails.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -56,7 +57,9 @@ pub(super) struct Breaker {
     failures: u32,
     /// The key of the last probe: the next one is another's.
     probed: Option<i64>,
-    /// Keys that failed since the last success.
+    /// Failures since the last success.
+    in_a_row: u32,
+    /// Keys of these.
     failed: BTreeSet<i64>,
     /// Those of them that could not be reached.
     unreached: BTreeSet<i64>,
@@ -111,7 +114,14 @@ impl Breaker {
         }
     }
 
+    /// What failed since the last success is no accident of single events.
+    fn is_outage(&self) -> bool {
+        self.unreached.len() >= UNREACHED_KEYS
+            || (self.in_a_row >= FAILURES_IN_A_ROW && self.failed.len() >= 2)
+    }
+
     fn forget_failures(&mut self) {
+        self.in_a_row = 0;
         self.failed.clear();
         self.unreached.clear();
     }
@@ -311,6 +321,7 @@ impl Lanes {
         }
         let of = self.at(destination);
         of.undecided.push(Undecided { sequence, outcome: Some(outcome), at });
+        of.breaker.in_a_row = of.breaker.in_a_row.saturating_add(1);
         of.breaker.failed.insert(key);
         if unavailable {
             of.breaker.unreached.insert(key);
@@ -331,22 +342,13 @@ impl Lanes {
             return;
         };
         let alone = of.in_flight == 0 && !of.has_ready();
-        let (failed, unreached) = (of.breaker.failed.len(), of.breaker.unreached.len());
-        let outage = unreached >= UNREACHED_KEYS
-            || failed >= FAILED_KEYS
-            || (alone && (unreached >= 1 || self.undecided_keys(destination) >= 2));
+        let outage = of.breaker.is_outage() || (alone && !of.breaker.unreached.is_empty());
         if outage {
             self.open(destination, &last, now);
         } else if alone {
             let guilty = std::mem::take(&mut self.at(destination).undecided);
             self.convict(guilty, now);
         }
-    }
-
-    fn undecided_keys(&self, destination: u16) -> usize {
-        let undecided = &self.destinations[usize::from(destination)].undecided;
-        let keys = undecided.iter().filter_map(|u| Some(self.known.get(&u.sequence)?.identity));
-        keys.collect::<BTreeSet<i64>>().len()
     }
 
     /// These failed by themselves.
