@@ -49,8 +49,10 @@ use crate::{
 };
 
 /// Our statements have one good plan each, whatever their values are. Left to itself the server plans
-/// the longer ones anew with every call, which takes longer than running them.
-const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
+/// the longer ones anew with every call, which takes longer than running them, and on large tables
+/// compiles them, which takes a hundred times as long.
+const PLAN_ONCE: &str = "select set_config('plan_cache_mode', 'force_generic_plan', false),
+            set_config('jit', 'off', false)";
 
 /// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
