@@ -141,7 +141,8 @@ pub enum Compression {
 }
 
 impl Compression {
-    fn as_str(self) -> &'static str {
+    /// Its name in configuration.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Gzip => "gzip",

@@ -168,7 +168,7 @@ pub(super) struct PublishArgs {
     #[command(flatten)]
     pub(super) common: Common,
 
-    /// The destination: `nats://…`, `amqp://…`, `redis://…`; others have no client to compare with
+    /// The destination: `nats://…`, `kafka://…`, `amqp://…`, `redis://…`; others have no client to compare with
     // Its value can hold a password: help is not to show it.
     #[arg(long, value_name = "URL", env = "POSTHASTE_TO", hide_env_values = true)]
     pub(super) to: String,

@@ -4,6 +4,9 @@
 //! body), makes each message when its turn comes, and waits for acknowledgements only when so many
 //! are outstanding as a relay may have.
 
+#[cfg(feature = "kafka")]
+mod kafka;
+
 #[cfg(feature = "nats")]
 mod nats;
 
@@ -55,8 +58,9 @@ impl Broker {
     pub(super) fn open(url: &str) -> Result<Self> {
         let topic = format!("bench_{:08x}", fastrand::u32(..));
         let scheme = url.split("://").next().unwrap_or_default().to_ascii_lowercase();
-        // A line a client; Kafka's goes here.
         match scheme.as_str() {
+            #[cfg(feature = "kafka")]
+            "kafka" | "kafka+ssl" => kafka::open(url, topic),
             #[cfg(feature = "nats")]
             "nats" | "tls" => nats::open(url, topic),
             #[cfg(feature = "redis")]
