@@ -121,6 +121,15 @@ impl Outcome {
         Self::Unavailable { error: error.into(), after: None }
     }
 
+    /// Not tried, because an earlier event of its key in the same batch was refused: what becomes of
+    /// the key then is the relay's to say.
+    pub fn held() -> Self {
+        Self::Retry {
+            error: "an earlier event of its key in the same batch was not taken".to_owned(),
+            after: Some(Duration::ZERO),
+        }
+    }
+
     /// A failure that will not pass.
     pub fn dead(error: impl Into<String>) -> Self {
         Self::Dead { error: error.into() }

@@ -1,7 +1,7 @@
 """Prepares and reads a topic on NATS JetStream.
 
 Usage: nats.py prepare URL TOPIC [LIMIT]: makes a stream of that name that listens to that subject and, with
-           a limit, refuses more messages
+           a limit, refuses more messages; it allows atomic batches
        nats.py read URL STREAM [SUBJECT]: prints all that the stream holds, one JSON object a line
 """
 
@@ -11,18 +11,30 @@ import json
 import sys
 
 import nats
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 CONTENT_TYPE = "content-type"
 
 
-async def prepare(js, topic, limit=-1):
-    await js.add_stream(
-        name=topic, subjects=[topic], max_msgs=int(limit), discard=DiscardPolicy.NEW if limit != -1 else None
-    )
+async def prepare(client, topic, limit=-1):
+    # By hand: the client does not know allow_atomic.
+    stream = {
+        "name": topic,
+        "subjects": [topic],
+        "retention": "limits",
+        "storage": "file",
+        "max_msgs": int(limit),
+        "discard": "new" if limit != -1 else "old",
+        "allow_atomic": True,
+    }
+    answer = await client.request(f"$JS.API.STREAM.CREATE.{topic}", json.dumps(stream).encode(), timeout=10)
+    error = json.loads(answer.data).get("error")
+    if error:
+        raise SystemExit(f"the stream cannot be made: {error}")
 
 
-async def read(js, stream, subject=None):
+async def read(client, stream, subject=None):
+    js = client.jetstream()
     left = (await js.stream_info(stream)).state.messages
     consumer = await js.pull_subscribe(
         subject or stream,
@@ -49,7 +61,7 @@ async def read(js, stream, subject=None):
 async def main(command, url, *arguments):
     client = await nats.connect(url, max_reconnect_attempts=3)
     try:
-        await {"prepare": prepare, "read": read}[command](client.jetstream(), *arguments)
+        await {"prepare": prepare, "read": read}[command](client, *arguments)
     finally:
         await client.close()
 

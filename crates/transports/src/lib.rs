@@ -16,6 +16,9 @@ mod connection;
 #[cfg(feature = "tls")]
 mod tls;
 
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod turns;
+
 #[cfg(any(feature = "bus", feature = "handlers"))]
 mod receiver;
 

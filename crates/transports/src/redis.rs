@@ -22,13 +22,7 @@
 //!
 //! In a cluster every stream has a transaction of its own, so that a batch can be accepted in part.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt, fs,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, fmt, fs, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -47,6 +41,7 @@ use serde::Serializer;
 
 use crate::{
     connection::Connection,
+    turns::Turns,
     url::{Common, DestinationUrl},
 };
 
@@ -443,7 +438,7 @@ impl Redis {
             let outcome = if let Some((_, error)) = refused.iter().find(|(index, _)| *index == n) {
                 self.refused(entry.stream, error.code())
             } else if key.as_ref().is_some_and(|key| keys.contains(key)) {
-                held()
+                Outcome::held()
             } else {
                 rest.push(entry, command.clone());
                 continue;
@@ -610,15 +605,6 @@ fn word(code: &str) -> &str {
     if is_code { code } else { "an error" }
 }
 
-/// An event whose predecessor in the batch was refused: what becomes of the key then is the relay's
-/// to say.
-fn held() -> Outcome {
-    Outcome::Retry {
-        error: "an earlier event of its key in the same batch was not taken".to_owned(),
-        after: Some(Duration::ZERO),
-    }
-}
-
 #[async_trait]
 impl Transport for Redis {
     fn name(&self) -> &str {
@@ -656,30 +642,22 @@ impl Transport for Redis {
             Ok(live) => live,
             Err(error) => return vec![Outcome::unavailable(error); batch.len()],
         };
-        let mut outcomes = vec![held(); batch.len()];
+        let mut outcomes = vec![Outcome::held(); batch.len()];
         // A wrong type fails a command although the transaction goes on. So that no event passes a
         // refused one of its key, a key writes to one stream a batch; the rest waits for the next.
-        let mut streams: HashMap<String, Option<&str>> = HashMap::new();
         let several = batch.iter().any(|envelope| envelope.topic() != batch[0].topic());
+        let mut turns = Turns::new(several);
         let mut transactions: Vec<Transaction<'_>> = Vec::new();
         for (place, envelope) in batch.iter().enumerate() {
             let stream = envelope.topic();
-            // With one stream and nothing refused there is nothing to keep apart.
-            if (several || !streams.is_empty())
-                && let Some(key) = envelope.event.ordering_key()
-            {
-                let of_key = streams.entry(key).or_insert(Some(stream));
-                if *of_key != Some(stream) {
-                    // Nor may a third event pass the second.
-                    *of_key = None;
-                    continue;
-                }
+            if !turns.takes(envelope, stream) {
+                continue;
             }
             let command = match self.command(envelope) {
                 Ok(command) => command,
                 Err(outcome) => {
                     outcomes[place] = outcome;
-                    streams.extend(envelope.event.ordering_key().map(|key| (key, None)));
+                    turns.refuse(envelope);
                     continue;
                 }
             };

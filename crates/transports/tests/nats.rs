@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use nkeys::KeyPair;
 use posthaste_core::{
-    Event, Result,
+    Envelope, Event, Result,
     transport::{Outcome, Transport},
 };
 use posthaste_testkit::transports::{
@@ -18,13 +18,28 @@ use support::{built, certificates, envelope, given};
 
 mod support;
 
-struct Subject;
+struct Subject {
+    atomic: bool,
+}
+
+/// For what only this file tests.
+const SUBJECT: Subject = Subject { atomic: false };
 
 async fn subject() -> Option<Subject> {
-    env::var("POSTHASTE_TEST_NATS").ok().map(|_| Subject)
+    env::var("POSTHASTE_TEST_NATS").ok().map(|_| SUBJECT)
+}
+
+async fn atomic() -> Option<Subject> {
+    env::var("POSTHASTE_TEST_NATS").ok().map(|_| Subject { atomic: true })
 }
 
 posthaste_testkit::transport_conformance!(subject);
+
+mod in_atomic_batches {
+    use super::atomic;
+
+    posthaste_testkit::transport_conformance!(atomic);
+}
 
 #[async_trait]
 impl Destination for Subject {
@@ -43,7 +58,8 @@ impl Destination for Subject {
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
-        Ok(Arc::new(Nats::new(NatsConfig::from_url(&options.on(url))?)?))
+        let config = NatsConfig { atomic: self.atomic, ..NatsConfig::from_url(&options.on(url))? };
+        Ok(Arc::new(Nats::new(config)?))
     }
 
     async fn prepare(&self, url: &str, topic: &str) {
@@ -125,7 +141,7 @@ async fn a_missing_stream_is_created_once_and_a_replay_is_told_in_its_id() {
     let found = again.check().await.unwrap();
     assert!(found.contains(&format!("stream {name} on {name}.> with 2 messages")), "{found}");
     let received: Vec<Received> =
-        consume(consumer("nats"), &["read", &Subject.url(), &name, &topic]).await;
+        consume(consumer("nats"), &["read", &SUBJECT.url(), &name, &topic]).await;
     assert_eq!(received[1].header("Nats-Msg-Id"), Some(format!("{}/2", event.event.id()).as_str()));
 }
 
@@ -142,20 +158,20 @@ async fn an_event_of_another_stream_is_not_taken_and_the_next_one_goes_on() {
     let (mine, other) = (unique("mine"), unique("other"));
     let Some(nats) = shared(&format!("stream={mine}")) else { return };
     for name in [&mine, &other] {
-        Subject.prepare(&Subject.url(), name).await;
+        SUBJECT.prepare(&SUBJECT.url(), name).await;
     }
     let outcomes = nats.publish(&[envelope(&other, "a"), envelope(&mine, "b")]).await;
     assert!(matches!(outcomes[0], Outcome::Retry { .. }), "{outcomes:?}");
     assert!(error(&outcomes[0]).contains(&mine), "{outcomes:?}");
     assert_eq!(outcomes[1], Outcome::Delivered);
-    assert!(Subject.read(&Subject.url(), &other).await.is_empty());
+    assert!(SUBJECT.read(&SUBJECT.url(), &other).await.is_empty());
 }
 
 #[tokio::test]
 async fn what_nats_cannot_carry_is_dead_with_a_reason_and_the_next_one_goes_on() {
     let Some(nats) = shared("") else { return };
     let topic = unique("headers");
-    Subject.prepare(&Subject.url(), &topic).await;
+    SUBJECT.prepare(&SUBJECT.url(), &topic).await;
     let event = |name: &str, value: &str| {
         built(Event::builder("OrderPlaced").topic(&topic).header(name, value))
     };
@@ -194,7 +210,7 @@ async fn a_stream_that_is_full_is_unavailable() {
     let Some(nats) = shared("") else { return };
     let topic = unique("full");
     let _: Vec<Received> =
-        consume(consumer("nats"), &["prepare", &Subject.url(), &topic, "1"]).await;
+        consume(consumer("nats"), &["prepare", &SUBJECT.url(), &topic, "1"]).await;
     let outcomes = nats.publish(&[envelope(&topic, "a"), envelope(&topic, "b")]).await;
     assert_eq!(outcomes[0], Outcome::Delivered);
     assert!(matches!(outcomes[1], Outcome::Unavailable { .. }), "{outcomes:?}");
@@ -317,4 +333,60 @@ async fn tls_works_with_the_authority_and_not_without() {
         authority.display()
     );
     assert!(transport(&insists).check().await.is_err());
+}
+
+/// How many messages a stream holds, and the outcomes of what was published to it.
+async fn in_one_batch(nats: &Nats, topic: &str, batch: &[Envelope]) -> (usize, Vec<Outcome>) {
+    let outcomes = nats.publish(batch).await;
+    (SUBJECT.read(&SUBJECT.url(), topic).await.len(), outcomes)
+}
+
+#[tokio::test]
+async fn a_repeat_in_an_atomic_batch_is_dropped_and_the_others_arrive() {
+    let Some(nats) = shared("atomic=true") else { return };
+    let topic = unique("repeat");
+    SUBJECT.prepare(&SUBJECT.url(), &topic).await;
+    let [a, b, c] = ["a", "b", "c"].map(|key| envelope(&topic, key));
+    let (there, outcomes) = in_one_batch(&nats, &topic, &[a.clone(), b.clone()]).await;
+    assert_eq!((there, outcomes), (2, vec![Outcome::Delivered; 2]));
+    let (there, outcomes) = in_one_batch(&nats, &topic, &[b, c, a]).await;
+    assert_eq!((there, outcomes), (3, vec![Outcome::Delivered; 3]));
+}
+
+#[tokio::test]
+async fn behind_an_event_that_a_batch_cannot_carry_its_key_waits_and_the_others_arrive() {
+    let Some(nats) = shared("atomic=true") else { return };
+    let topic = unique("refused");
+    SUBJECT.prepare(&SUBJECT.url(), &topic).await;
+    let elsewhere = unique("nobody");
+    let batch = [
+        envelope(&topic, "a"),
+        envelope("not a subject", "b"),
+        envelope(&topic, "b"),
+        envelope(&elsewhere, "c"),
+        envelope(&topic, "c"),
+        envelope(&topic, "a"),
+    ];
+    let (there, outcomes) = in_one_batch(&nats, &topic, &batch).await;
+    assert_eq!(there, 2, "{outcomes:?}");
+    assert_eq!((&outcomes[0], &outcomes[5]), (&Outcome::Delivered, &Outcome::Delivered));
+    assert!(matches!(outcomes[1], Outcome::Dead { .. }), "{outcomes:?}");
+    assert!(matches!(outcomes[3], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert_eq!((&outcomes[2], &outcomes[4]), (&Outcome::held(), &Outcome::held()));
+}
+
+#[tokio::test]
+async fn a_stream_that_takes_no_atomic_batches_is_told() {
+    let name = unique("plain");
+    let made = format!("stream={name}&create_stream=true&subjects={name}");
+    let Some(nats) = shared(&made) else { return };
+    nats.check().await.unwrap();
+    let atomic = shared(&format!("stream={name}&atomic=true")).unwrap();
+    let batch = [envelope(&name, "a"), envelope(&name, "b")];
+    let (there, outcomes) = in_one_batch(&atomic, &name, &batch).await;
+    assert_eq!(there, 0);
+    for outcome in &outcomes {
+        assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcomes:?}");
+        assert!(error(outcome).contains("allow_atomic"), "{outcomes:?}");
+    }
 }

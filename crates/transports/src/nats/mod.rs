@@ -12,10 +12,18 @@
 //! | headers, metadata | headers, UTF-8; CloudEvents attributes percent-encoded as over HTTP |
 //! | content type | header `content-type` |
 //!
+//! With `atomic=true` the events of a batch travel as one atomic batch: one acknowledgement for all, and
+//! several events of a key fly together. The stream must allow it (`allow_atomic`), the server be 2.12
+//! or later. Name the stream if topics share one; otherwise each topic has a batch of its own.
+//!
 //! A header that NATS cannot carry (a line break in its value, a blank in its name) makes the event
 //! dead, and so does one that begins with `Nats-`: those are orders to the server.
 
-use std::{fmt, io, path::PathBuf, pin::pin, time::Duration};
+mod atomic;
+
+mod config;
+
+use std::{fmt, io, pin::pin, time::Duration};
 
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap,
@@ -33,13 +41,14 @@ use async_nats::{
     },
 };
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::{
     FutureExt,
     future::{Either, select},
 };
 use posthaste_core::{
-    Envelope, Error, ErrorKind, Result, Secret,
-    transport::{Capabilities, Outcome, Transport},
+    Envelope, Error, ErrorKind, Result,
+    transport::{Acceptance, Capabilities, Outcome, Transport},
 };
 use tokio::{
     sync::watch,
@@ -50,8 +59,9 @@ use crate::{
     connection::Connection,
     message::{MessageFormat, percent_encoded},
     tls,
-    url::{Common, DestinationUrl},
 };
+
+pub use self::config::NatsConfig;
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce-";
@@ -64,165 +74,6 @@ const MAX_UNDER_WAY: usize = 1 << 20;
 
 /// A silent connection is asked whether it lives.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Where NATS is, and how to log in. At most one way to log in may be set: user and password, token,
-/// credentials or nkey.
-#[derive(Debug, Clone)]
-pub struct NatsConfig {
-    /// What every destination can be told.
-    pub common: Common,
-    /// Servers of one cluster; the port is 4222 unless given.
-    pub hosts: Vec<(String, Option<u16>)>,
-    /// The user's name.
-    pub user: Option<String>,
-    /// The user's password.
-    pub password: Option<Secret>,
-    /// A token instead of user and password.
-    pub token: Option<Secret>,
-    /// The content of a credentials file (JWT and nkey).
-    pub credentials: Option<Secret>,
-    /// An nkey's seed.
-    pub nkey: Option<Secret>,
-    /// Whether to insist on TLS. A server that asks for it gets it in any case.
-    pub tls: bool,
-    /// Certificates to trust instead of the system's.
-    pub ca_file: Option<PathBuf>,
-    /// The stream that must take the events. Without it, any stream that listens to the subject.
-    pub stream: Option<String>,
-    /// Whether to create the stream when it is missing.
-    pub create_stream: bool,
-    /// Subjects of the stream that is created.
-    pub subjects: Vec<String>,
-}
-
-impl NatsConfig {
-    /// One server, no login, no TLS.
-    pub fn new(host: impl Into<String>, port: u16) -> Self {
-        Self {
-            common: Common::new("nats"),
-            hosts: vec![(host.into(), Some(port))],
-            user: None,
-            password: None,
-            token: None,
-            credentials: None,
-            nkey: None,
-            tls: false,
-            ca_file: None,
-            stream: None,
-            create_stream: false,
-            subjects: Vec::new(),
-        }
-    }
-
-    /// From `nats://…` or `tls://…`. Parameters: `stream`, `create_stream`, `subjects` (with
-    /// commas), `ca_file`, `token`, `token_env`, `token_file`, `credentials_env`, `credentials_file`,
-    /// `nkey_env`, `nkey_file`, `password_env`, `password_file`, and what every destination takes.
-    /// A user without a password is a token, as NATS has it.
-    pub fn from_url(url: &str) -> Result<Self> {
-        let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "nats" => false,
-            "tls" => true,
-            _ => {
-                return Err(Error::invalid("a NATS destination begins with nats:// or tls://"));
-            }
-        };
-        if !url.path.is_empty() {
-            return Err(Error::invalid(
-                "a NATS destination has no path; the stream is named by the parameter stream",
-            ));
-        }
-        let mut common = url.common()?;
-        if common.name == "tls" {
-            "nats".clone_into(&mut common.name);
-        }
-        let mut token = url.secret("token")?.or(url.take("token").map(Secret::new));
-        let (mut user, password) = (url.user.take(), url.password.take());
-        if password.is_none() && token.is_none() {
-            token = user.take().map(Secret::new);
-        }
-        let config = Self {
-            common,
-            hosts: std::mem::take(&mut url.hosts),
-            user,
-            password,
-            token,
-            credentials: url.secret("credentials")?,
-            nkey: url.secret("nkey")?,
-            tls,
-            ca_file: url.take("ca_file").map(PathBuf::from),
-            stream: url.take("stream"),
-            create_stream: url.take_flag("create_stream")?,
-            subjects: url
-                .take("subjects")
-                .map(|subjects| subjects.split(',').map(str::to_owned).collect())
-                .unwrap_or_default(),
-        };
-        url.finish()?;
-        Ok(config)
-    }
-
-    /// One line that says what is wrong.
-    fn check(&self) -> Result<()> {
-        if self.hosts.is_empty() {
-            return Err(Error::invalid("a NATS destination needs a host"));
-        }
-        if self.user.is_some() != self.password.is_some() {
-            return Err(Error::invalid("NATS takes a user and a password together"));
-        }
-        let logins = [
-            self.user.is_some(),
-            self.token.is_some(),
-            self.credentials.is_some(),
-            self.nkey.is_some(),
-        ];
-        if logins.into_iter().filter(|set| *set).count() > 1 {
-            return Err(Error::invalid(
-                "NATS takes one login: user and password, token, credentials or nkey",
-            ));
-        }
-        if let Some(stream) = &self.stream
-            && (stream.is_empty()
-                || stream.contains(|c: char| {
-                    c.is_whitespace() || c.is_control() || ".*>/\\".contains(c)
-                }))
-        {
-            return Err(Error::invalid(format!(
-                "stream is {stream:?}; a stream's name has no blanks, dots, slashes, * or >"
-            )));
-        }
-        if self.create_stream && (self.stream.is_none() || self.subjects.is_empty()) {
-            return Err(Error::invalid(
-                "create_stream needs the parameters stream and subjects, such as \
-                 stream=ORDERS&subjects=orders.>",
-            ));
-        }
-        if !self.create_stream && !self.subjects.is_empty() {
-            return Err(Error::invalid(
-                "subjects are for a stream that is created: create_stream=true",
-            ));
-        }
-        Ok(())
-    }
-
-    fn addresses(&self) -> Vec<String> {
-        let scheme = if self.tls { "tls" } else { "nats" };
-        self.hosts
-            .iter()
-            .map(|(host, port)| format!("{scheme}://{host}:{}", port.unwrap_or(4222)))
-            .collect()
-    }
-
-    /// The servers as people name them.
-    fn place(&self) -> String {
-        let hosts: Vec<String> = self
-            .hosts
-            .iter()
-            .map(|(host, port)| format!("{host}:{}", port.unwrap_or(4222)))
-            .collect();
-        hosts.join(", ")
-    }
-}
 
 /// Publishes to JetStream and waits for the stream's acknowledgement of each event.
 pub struct Nats {
@@ -302,6 +153,12 @@ impl Nats {
             .max_ack_inflight(MAX_UNDER_WAY)
             .build(client);
         let live = Live { jetstream, alive };
+        if config.atomic && !live.jetstream.client().is_server_compatible(2, 12, 0) {
+            return Err(format!(
+                "NATS at {} knows no atomic batches; they need 2.12 or later",
+                config.place()
+            ));
+        }
         if config.create_stream {
             self.create_stream(&live.jetstream).await?;
         }
@@ -357,6 +214,7 @@ impl Nats {
         let stream = stream::Config {
             name: name.clone(),
             subjects: self.config.subjects.clone(),
+            allow_atomic_publish: self.config.atomic,
             ..stream::Config::default()
         };
         jetstream.get_or_create_stream(stream).await.map(drop).map_err(|error| match error.kind() {
@@ -367,7 +225,8 @@ impl Nats {
         })
     }
 
-    fn message(&self, envelope: &Envelope) -> Result<(String, PublishMessage), Outcome> {
+    /// The event as NATS carries it, or why it cannot.
+    fn message(&self, envelope: &Envelope) -> Result<(HeaderMap, Bytes), Outcome> {
         let subject = envelope.topic();
         if let Some(fault) = fault_of(subject) {
             return Err(Outcome::dead(format!("topic {subject:?} is no NATS subject: {fault}")));
@@ -406,20 +265,62 @@ impl Nats {
         headers.insert("content-type", message.content_type);
         // Last, so that nothing above it can take its place.
         headers.insert(header::NATS_MESSAGE_ID, message.id);
-        let mut publish = PublishMessage::build().payload(message.body).headers(headers);
         if let Some(stream) = &self.config.stream {
-            publish = publish.expected_stream(stream);
+            headers.insert(header::NATS_EXPECTED_STREAM, stream.as_str());
         }
-        Ok((subject.to_owned(), publish))
+        Ok((headers, message.body))
     }
 
     /// Sends one event; its acknowledgement is awaited later.
     async fn send(&self, live: &Live, envelope: &Envelope) -> Result<PublishAckFuture, Outcome> {
-        let (subject, message) = self.message(envelope)?;
+        let (headers, body) = self.message(envelope)?;
+        let message = PublishMessage::build().headers(headers).payload(body);
         live.jetstream
-            .send_publish(subject, message)
+            .send_publish(envelope.topic().to_owned(), message)
             .await
             .map_err(|error| self.refused(live, envelope, &error))
+    }
+
+    /// Sends all events, then waits for the acknowledgement of each.
+    async fn publish_each(
+        &self,
+        live: &Live,
+        batch: &[Envelope],
+        deadline: Instant,
+    ) -> Vec<Outcome> {
+        let mut sent = Vec::with_capacity(batch.len());
+        let sending = async {
+            for envelope in batch {
+                let acknowledgement = self.send(live, envelope).await;
+                sent.push(acknowledgement.map(IntoFuture::into_future));
+            }
+        };
+        if let Some(cut_short) = self.in_time(live, deadline, sending).await {
+            sent.resize_with(batch.len(), || Err(cut_short.clone()));
+        }
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let acknowledging = async {
+            for (sent, envelope) in sent.iter_mut().zip(batch) {
+                outcomes.push(match sent {
+                    Ok(acknowledgement) => self.outcome(live, envelope, acknowledgement.await),
+                    Err(outcome) => outcome.clone(),
+                });
+            }
+        };
+        if let Some(cut_short) = self.in_time(live, deadline, acknowledging).await {
+            // An acknowledgement may be there although the connection broke.
+            let done = outcomes.len();
+            for (sent, envelope) in sent.iter_mut().zip(batch).skip(done) {
+                outcomes.push(match sent {
+                    Ok(acknowledgement) => match acknowledgement.now_or_never() {
+                        Some(acknowledged) => self.outcome(live, envelope, acknowledged),
+                        None => cut_short.clone(),
+                    },
+                    Err(outcome) => outcome.clone(),
+                });
+            }
+        }
+        outcomes
     }
 
     /// Does this until it is done, the connection breaks or time is up. Gives what cut it short. Once
@@ -521,7 +422,13 @@ impl Transport for Nats {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { max_batch: MAX_BATCH, deduplicates: true, ..Capabilities::default() }
+        let acceptance = if self.config.atomic { Acceptance::Prefix } else { Acceptance::Any };
+        Capabilities {
+            max_batch: MAX_BATCH,
+            acceptance,
+            deduplicates: true,
+            ..Capabilities::default()
+        }
     }
 
     async fn check(&self) -> Result<String> {
@@ -559,38 +466,11 @@ impl Transport for Nats {
             Err(error) => return vec![Outcome::unavailable(error); batch.len()],
         };
         let deadline = Instant::now() + self.config.common.publish_timeout;
-        let mut sent = Vec::with_capacity(batch.len());
-        let sending = async {
-            for envelope in batch {
-                let acknowledgement = self.send(&live, envelope).await;
-                sent.push(acknowledgement.map(IntoFuture::into_future));
-            }
+        let outcomes = if self.config.atomic {
+            self.publish_atomic(&live, batch, deadline).await
+        } else {
+            self.publish_each(&live, batch, deadline).await
         };
-        if let Some(cut_short) = self.in_time(&live, deadline, sending).await {
-            sent.resize_with(batch.len(), || Err(cut_short.clone()));
-        }
-        let mut outcomes = Vec::with_capacity(batch.len());
-        let acknowledging = async {
-            for (sent, envelope) in sent.iter_mut().zip(batch) {
-                outcomes.push(match sent {
-                    Ok(acknowledgement) => self.outcome(&live, envelope, acknowledgement.await),
-                    Err(outcome) => outcome.clone(),
-                });
-            }
-        };
-        if let Some(cut_short) = self.in_time(&live, deadline, acknowledging).await {
-            // An acknowledgement may be there although the connection broke.
-            let done = outcomes.len();
-            for (sent, envelope) in sent.iter_mut().zip(batch).skip(done) {
-                outcomes.push(match sent {
-                    Ok(acknowledgement) => match acknowledgement.now_or_never() {
-                        Some(acknowledged) => self.outcome(&live, envelope, acknowledged),
-                        None => cut_short.clone(),
-                    },
-                    Err(outcome) => outcome.clone(),
-                });
-            }
-        }
         if !live.is_alive() {
             self.connection.lost(&live).await;
         }
@@ -636,46 +516,6 @@ impl fmt::Debug for Nats {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_url_says_it_all() {
-        let config = NatsConfig::from_url(
-            "tls://me:hush@a,b:4333?stream=ORDERS&create_stream=true&subjects=orders.>,bills.*\
-             &ca_file=/etc/ca.pem&publish_timeout=3s&format=cloudevents-binary",
-        )
-        .unwrap();
-        assert_eq!(config.addresses(), ["tls://a:4222", "tls://b:4333"]);
-        assert_eq!(config.subjects, ["orders.>", "bills.*"]);
-        assert_eq!(config.common.name, "nats");
-        assert_eq!(config.common.publish_timeout, Duration::from_secs(3));
-        assert!(config.create_stream && config.tls);
-        let transport = Nats::new(config).unwrap();
-        assert!(!format!("{transport:?}").contains("hush"), "{transport:?}");
-    }
-
-    #[test]
-    fn a_user_without_a_password_is_a_token() {
-        let config = NatsConfig::from_url("nats://t0ken@host").unwrap();
-        assert_eq!(config.token.as_ref().map(Secret::expose), Some("t0ken"));
-        assert!(!format!("{config:?}").contains("t0ken"), "{config:?}");
-    }
-
-    #[test]
-    fn a_wrong_configuration_is_refused_in_one_line() {
-        for (url, says) in [
-            ("kafka://host", "nats://"),
-            ("nats://host/path", "no path"),
-            ("nats://host?stream=a.b", "stream"),
-            ("nats://host?stream=a&create_stream=true", "subjects"),
-            ("nats://host?subjects=a", "create_stream"),
-            ("nats://me:hush@host?token=hush", "one login"),
-            ("nats://host?durable=true", "durable"),
-        ] {
-            let error = NatsConfig::from_url(url).and_then(Nats::new).unwrap_err().to_string();
-            assert!(error.contains(says), "{url}: {error}");
-            assert!(!error.contains("hush") && !error.contains('\n'), "{error}");
-        }
-    }
 
     #[test]
     fn a_topic_that_is_no_subject_is_told_why() {
