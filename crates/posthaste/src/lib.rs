@@ -5,12 +5,16 @@
 //! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
 //! W3C trace context from the current span at enqueue to the span of the publish, and a
 //! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
+//! `testing` is for an application's own tests.
 
 mod outbox;
 
 mod transaction;
 
 mod notify;
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 #[cfg(feature = "trace")]
 mod trace;
