@@ -35,6 +35,13 @@ pub trait Dialect: Database {
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
 
+    /// Whether the transaction that is open on this connection can only be rolled back, although its
+    /// commit would be answered with success: PostgreSQL does that when a statement has failed.
+    fn has_failed(connection: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        let _ = connection;
+        std::future::ready(false)
+    }
+
     /// Begins a transaction that will write. On SQLite it takes the write lock at once: one that
     /// reads first and then finds another writer at work could only fail.
     fn begin(
