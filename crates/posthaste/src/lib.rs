@@ -8,6 +8,8 @@
 
 mod outbox;
 
+mod hook;
+
 mod transaction;
 
 mod notify;
@@ -16,8 +18,9 @@ mod notify;
 mod trace;
 
 pub use posthaste_core::{
-    Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits, Ordering,
-    Result, Secret, Status, TableName, TypeName, backoff, clock, key, store, transport,
+    Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, IntoEvent, Key, Limits,
+    Ordering, Result, Secret, Status, TableName, TypeName, TypedEvent, backoff, clock, key, store,
+    transport, typed,
 };
 #[cfg(feature = "relay")]
 pub use posthaste_relay as relay;
@@ -33,6 +36,7 @@ pub use posthaste_stores::{Dialect, Enqueued};
 pub use posthaste_transports as transports;
 
 pub use self::{
+    hook::{Hook, Hooks, Refusal, Written},
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,
 };
