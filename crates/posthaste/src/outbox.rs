@@ -84,6 +84,12 @@ impl<DB: Dialect> Outbox<DB> {
         self.change(|inner| inner.notifier.set_hot_path(hot))
     }
 
+    /// One more hook around the writes, behind those given before. Call it before the outbox is
+    /// cloned.
+    pub fn with_hook(self, hook: impl Hook) -> Self {
+        self.change(|inner| inner.application_hooks.push(Arc::new(hook)))
+    }
+
     fn change(self, change: impl FnOnce(&mut Inner<DB>)) -> Self {
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
