@@ -22,6 +22,8 @@ pub use posthaste_core::{
     Ordering, Result, Secret, Status, TableName, TypeName, TypedEvent, backoff, clock, key, store,
     transport, typed,
 };
+#[cfg(feature = "derive")]
+pub use posthaste_derive::Event;
 #[cfg(feature = "relay")]
 pub use posthaste_relay as relay;
 pub use posthaste_stores as stores;
