@@ -14,6 +14,9 @@ mod transaction;
 
 mod notify;
 
+#[cfg(feature = "domain")]
+pub mod domain;
+
 #[cfg(feature = "trace")]
 mod trace;
 
