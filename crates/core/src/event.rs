@@ -197,6 +197,12 @@ impl Event {
         EventBuilder { event: self, has_payload: true, failure: None }
     }
 
+    /// The event without its payload, for whoever keeps it and does not look at that again.
+    pub fn without_payload(mut self) -> Self {
+        self.payload = Bytes::new();
+        self
+    }
+
     /// Refuses a payload that is larger than the outbox allows.
     pub fn check(&self, limits: &Limits) -> Result<()> {
         if self.payload.len() > limits.payload {

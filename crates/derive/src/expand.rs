@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream;
 use quote::quote;
-use syn::{Data, DeriveInput, Error, Result};
+use syn::{Data, DeriveInput, Error, Result, ext::IdentExt};
 
 use crate::attributes::{OnFields, OnStruct};
 
@@ -25,10 +25,9 @@ pub(crate) fn typed_event(input: &DeriveInput) -> Result<TokenStream> {
 
     let name = &input.ident;
     let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
-    let event_type = match &on_struct.event_type {
-        Some(event_type) => quote!(#event_type),
-        None => quote!(stringify!(#name)),
-    };
+    let event_type = on_struct
+        .event_type
+        .map_or_else(|| name.unraw().to_string(), |event_type| event_type.value());
     let aggregate = on_struct
         .aggregate
         .map(|aggregate| quote!(const AGGREGATE: &'static ::core::primitive::str = #aggregate;));
@@ -91,7 +90,7 @@ mod tests {
         let expected = quote! {
             #[automatically_derived]
             impl ::posthaste::TypedEvent for DayEnded {
-                const TYPE: &'static ::core::primitive::str = stringify!(DayEnded);
+                const TYPE: &'static ::core::primitive::str = "DayEnded";
             }
         };
         assert_eq!(written.to_string(), expected.to_string());

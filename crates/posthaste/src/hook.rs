@@ -32,6 +32,8 @@ pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
 /// A plain driver transaction does not tell how it ends: its batches meet `before_write` and
 /// `after_write` only. The others need an [`OutboxTransaction`](crate::OutboxTransaction).
 ///
+/// A transaction keeps its batches in memory until it ends.
+///
 /// What a hook must not assume:
 /// - that it may take its time: it is not async, and until the commit the transaction holds locks.
 /// - that `after_commit` comes for every commit: the process may die between the two.

@@ -109,7 +109,12 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
         Some(&self.pool)
     }
 
-    fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
+    fn remember(&mut self, mut written: Vec<Written>, hooks: &Hooks) {
+        // A bulk load keeps its payloads in memory only for an application that wants them.
+        if !hooks.has_application_hooks() {
+            let bare = |one: Written| Written { event: one.event.without_payload(), ..one };
+            written = written.into_iter().map(bare).collect();
+        }
         self.batches.written.push((hooks.clone(), written));
     }
 }

@@ -25,16 +25,15 @@ on_every_database!(
     what_a_savepoint_took_back_is_never_sent,
 );
 
-/// Notes what it is told, as `moment: types`.
+/// Notes what it is told: the moment, and the aggregates of the batch.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 
 impl Notes {
-    fn note(&self, moment: &str, written: &[Written]) -> Result<(), Failure> {
+    fn note(&self, moment: &str, written: &[Written]) {
         let ids: Vec<_> =
             written.iter().map(|one| one.event.aggregate_id().unwrap_or_default()).collect();
         self.0.lock().unwrap().push(format!("{moment}: {}", ids.join(" ")));
-        Ok(())
     }
 
     fn taken(&self) -> Vec<String> {
@@ -44,19 +43,23 @@ impl Notes {
 
 impl Hook for Notes {
     fn after_write(&self, written: &[Written]) -> Result<(), Failure> {
-        self.note("write", written)
+        self.note("write", written);
+        Ok(())
     }
 
     fn after_commit(&self, written: &[Written]) -> Result<(), Failure> {
-        self.note("commit", written)
+        self.note("commit", written);
+        Ok(())
     }
 
     fn after_rollback(&self, written: &[Written]) -> Result<(), Failure> {
-        self.note("rollback", written)
+        self.note("rollback", written);
+        Ok(())
     }
 
     fn after_unknown(&self, written: &[Written]) -> Result<(), Failure> {
-        self.note("unknown", written)
+        self.note("unknown", written);
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Event, Result, store::Store};
-use sqlx::{Database, Pool, Transaction};
+use sqlx::{Database, Pool, Transaction, error::DatabaseError};
 use uuid::Uuid;
 
 use crate::Tables;
@@ -52,4 +52,16 @@ pub trait Dialect: Database {
 
     /// The relay's side of the same outbox.
     fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;
+}
+
+/// Whether the database itself answered a commit with "no", so that nothing was committed. Of
+/// any other error the result is unknown.
+pub fn is_rolled_back(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| match code.parse::<u32>() {
+        // SQLite: busy and constraint, with their extended codes. The driver rolls back then.
+        Ok(number) if code.len() < 5 => matches!(number & 0xff, 5 | 19),
+        // Violated constraints, serialisation and deadlocks; 40003 is "completion unknown".
+        _ => code.starts_with("23") || (code.starts_with("40") && code != "40003"),
+    })
 }

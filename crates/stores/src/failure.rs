@@ -2,18 +2,6 @@
 
 use posthaste_core::{Error, ErrorKind};
 
-/// Whether the database itself answered a commit with "no", so that nothing was committed. Of
-/// any other error the result is unknown.
-pub fn is_rolled_back(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| match code.parse::<u32>() {
-        // SQLite: busy and constraint, with their extended codes. The driver rolls back then.
-        Ok(number) if code.len() < 5 => matches!(number & 0xff, 5 | 19),
-        // Violated constraints, serialisation and deadlocks; 40003 is "completion unknown".
-        _ => code.starts_with("23") || (code.starts_with("40") && code != "40003"),
-    })
-}
-
 /// Says what was being done, and whether trying again may help. The driver's message is the
 /// source; it can quote values, so it is not part of our own message.
 pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {

@@ -9,6 +9,7 @@ pub mod dialect;
 
 mod connect;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod failure;
 
 #[cfg(feature = "postgres")]
@@ -25,7 +26,6 @@ pub mod sqlite;
 
 pub use self::{
     connect::{Options, connect, migrations_sql},
-    dialect::{Dialect, Enqueued},
-    failure::is_rolled_back,
+    dialect::{Dialect, Enqueued, is_rolled_back},
     tables::Tables,
 };
