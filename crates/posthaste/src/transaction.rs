@@ -44,14 +44,9 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// rolls it back. Where the application's hooks would be told of such a commit, one more
     /// question to the server makes it the error that it is.
     pub async fn commit(self) -> Result<()> {
-        let certain = self.batches.written.iter().any(|(hooks, _)| hooks.has_application_hooks());
-        self.commit_surely(certain).await
-    }
-
-    /// Commits. With `certain`, success means that it was not rolled back instead.
-    pub(crate) async fn commit_surely(self, certain: bool) -> Result<()> {
         let Self { mut inner, pool: _, mut batches } = self;
-        if certain && DB::has_failed(&mut inner).await {
+        let told = batches.written.iter().any(|(hooks, _)| hooks.has_application_hooks());
+        if told && DB::has_failed(&mut inner).await {
             // The hooks are told when the rollback is under way.
             drop(inner);
             return Err(Error::new(
