@@ -11,7 +11,7 @@ use syn::{DeriveInput, parse_macro_input};
 
 /// Implements `posthaste::TypedEvent` for a struct.
 ///
-/// ```ignore
+/// ```text
 /// #[derive(Serialize, Deserialize, Event)]
 /// #[event(type = "OrderPlaced", aggregate = "Order", version = 2, upcast = lift)]
 /// struct OrderPlaced {

@@ -7,7 +7,7 @@ use std::{
 
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::{Dialect, is_rolled_back};
-use sqlx::{Pool, Transaction};
+use sqlx::{Pool, Transaction, error::DatabaseError};
 
 use crate::{
     EnqueueIn,
@@ -77,8 +77,13 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     }
 }
 
+/// A violated constraint stays violated; after anything else trying again may help.
 fn commit_failed(error: sqlx::Error, message: &'static str) -> Error {
-    Error::new(ErrorKind::Unavailable, message).with_source(error)
+    let kind = match error.as_database_error().map(DatabaseError::kind) {
+        None | Some(sqlx::error::ErrorKind::Other) => ErrorKind::Unavailable,
+        Some(_) => ErrorKind::Database,
+    };
+    Error::new(kind, message).with_source(error)
 }
 
 impl<DB: Dialect> Deref for OutboxTransaction<DB> {

@@ -328,6 +328,7 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     Postgres::run_on(tx.connection(), insert).await;
     let refused = tx.commit().await.unwrap_err();
     assert!(refused.to_string().contains("rolled back"), "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Database, "it will not pass");
     assert_eq!(notes.taken(), ["write: a", "rollback: a"]);
 
     // PostgreSQL would answer this commit with success.
@@ -339,6 +340,23 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     assert_eq!(notes.taken(), ["write: b", "rollback: b"]);
     assert_eq!(written(&on).await, 0);
     on.sql("drop table {events}_once").await;
+    on.clean().await;
+}
+
+#[tokio::test]
+async fn a_commit_that_sqlite_refuses_is_a_rollback() {
+    let on = Sqlite::fixture().await;
+    let notes = Notes::default();
+    let outbox = on.outbox().with_hook(notes.clone());
+    on.sql("create table parents (id integer primary key)").await;
+    on.sql("create table children (id int references parents deferrable initially deferred)").await;
+    let mut tx = outbox.begin(&on.pool).await.unwrap();
+    outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
+    Sqlite::run_on(tx.connection(), "insert into children values (1)".to_owned()).await;
+    let refused = tx.commit().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Database, "{refused}");
+    assert_eq!(notes.taken(), ["write: a", "rollback: a"]);
+    assert_eq!(written(&on).await, 0);
     on.clean().await;
 }
 
