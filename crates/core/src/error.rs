@@ -21,6 +21,8 @@ pub enum ErrorKind {
     Invalid,
     /// The same event id is there already with another tenant, type or key.
     Conflict,
+    /// The application's own code refused it.
+    Refused,
     /// What was asked for is not there.
     NotFound,
     /// The event's state does not allow this step.

@@ -191,6 +191,18 @@ impl Event {
         self
     }
 
+    /// Back to a builder, to change other fields. Only what is enqueued counts: nobody else sees the
+    /// event before.
+    pub fn edit(self) -> EventBuilder {
+        EventBuilder { event: self, has_payload: true, failure: None }
+    }
+
+    /// The event without its payload, for whoever keeps it and does not look at that again.
+    pub fn without_payload(mut self) -> Self {
+        self.payload = Bytes::new();
+        self
+    }
+
     /// Refuses a payload that is larger than the outbox allows.
     pub fn check(&self, limits: &Limits) -> Result<()> {
         if self.payload.len() > limits.payload {
@@ -261,6 +273,12 @@ impl EventBuilder {
     /// Version of the payload's schema, without an id.
     pub fn schema_version(mut self, version: i32) -> Self {
         self.event.schema_version = version;
+        self
+    }
+
+    /// Which events it keeps its order with: those of its aggregate, unless set.
+    pub fn ordering(mut self, ordering: Ordering) -> Self {
+        self.event.ordering = ordering;
         self
     }
 

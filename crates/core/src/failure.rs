@@ -46,6 +46,11 @@ impl Failure {
         Self { permanent: true, ..Self::retry(reason) }
     }
 
+    /// It will never succeed, for a reason that this crate put together.
+    pub(crate) fn dead_because(reason: String) -> Self {
+        Self { reason: reason.into(), permanent: true, after: None }
+    }
+
     /// Why, without a word of the event.
     pub fn reason(&self) -> &str {
         &self.reason

@@ -13,6 +13,8 @@ pub mod limits;
 
 pub mod event;
 
+pub mod typed;
+
 pub mod key;
 
 pub mod table;
@@ -46,4 +48,5 @@ pub use crate::{
     secret::Secret,
     status::Status,
     table::TableName,
+    typed::{IntoEvent, TypedEvent},
 };

@@ -2,16 +2,22 @@
 //! and a relay delivers them to the world, at least once and in order per aggregate.
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
-//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
+//! a database (`postgres`, `mysql`, `sqlite`), `derive` for events that are types of the application's,
+//! `domain` for aggregates and units of work, `relay` for delivering in the same process, `trace` for
 //! W3C trace context from the current span at enqueue to the span of the publish, and a
 //! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
 //! `testing` is for an application's own tests.
 
 mod outbox;
 
+mod hook;
+
 mod transaction;
 
 mod notify;
+
+#[cfg(feature = "domain")]
+pub mod domain;
 
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -20,9 +26,12 @@ pub mod testing;
 mod trace;
 
 pub use posthaste_core::{
-    Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits, Ordering,
-    Result, Secret, Status, TableName, TypeName, backoff, clock, key, store, transport,
+    Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, IntoEvent, Key, Limits,
+    Ordering, Result, Secret, Status, TableName, TypeName, TypedEvent, backoff, clock, key, store,
+    transport, typed,
 };
+#[cfg(feature = "derive")]
+pub use posthaste_derive::Event;
 #[cfg(feature = "relay")]
 pub use posthaste_relay as relay;
 pub use posthaste_stores as stores;
@@ -37,6 +46,7 @@ pub use posthaste_stores::{Dialect, Enqueued};
 pub use posthaste_transports as transports;
 
 pub use self::{
+    hook::{Hook, Hooks, Refusal, Written},
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,
 };

@@ -1,24 +1,28 @@
-//! Tells relays of a commit: the one in this process by name, those elsewhere by one coalesced
-//! notification on a connection of its own, never inside the business transaction.
+//! The hook that tells relays of a commit: the one in this process by name, those elsewhere by one
+//! coalesced notification on a connection of its own, never inside the business transaction.
 
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
-use posthaste_core::store::Store;
+use posthaste_core::{Failure, store::Store};
 use posthaste_stores::{Dialect, Tables};
 use sqlx::Pool;
+use tokio::runtime::Handle;
+
+use crate::hook::{Hook, Written};
 
 pub(crate) struct Notifier<DB: Dialect> {
     tables: Tables,
     /// A notification is on its way and has not been sent yet: whoever commits now is covered.
     announced: Arc<AtomicBool>,
-    /// Made with the first pool that comes; it keeps a connection for notifications.
+    /// The first pool that a transaction came from.
+    pool: Arc<OnceLock<Pool<DB>>>,
+    /// Made with the first notification; it keeps a connection for them.
     store: Arc<OnceLock<Arc<dyn Store>>>,
     #[cfg(feature = "relay")]
     hot: Option<posthaste_relay::HotPath>,
-    database: std::marker::PhantomData<fn() -> DB>,
 }
 
 impl<DB: Dialect> Clone for Notifier<DB> {
@@ -26,10 +30,10 @@ impl<DB: Dialect> Clone for Notifier<DB> {
         Self {
             tables: self.tables.clone(),
             announced: Arc::clone(&self.announced),
+            pool: Arc::clone(&self.pool),
             store: Arc::clone(&self.store),
             #[cfg(feature = "relay")]
             hot: self.hot.clone(),
-            database: std::marker::PhantomData,
         }
     }
 }
@@ -39,10 +43,10 @@ impl<DB: Dialect> Notifier<DB> {
         Self {
             tables,
             announced: Arc::default(),
+            pool: Arc::default(),
             store: Arc::default(),
             #[cfg(feature = "relay")]
             hot: None,
-            database: std::marker::PhantomData,
         }
     }
 
@@ -51,50 +55,57 @@ impl<DB: Dialect> Notifier<DB> {
         self.hot = Some(hot);
     }
 
-    /// Whether events are handed over one by one.
-    #[allow(clippy::unused_self, reason = "without the relay there is nobody to hand over to")]
-    pub(crate) fn wants_details(&self) -> bool {
-        #[cfg(feature = "relay")]
-        return self.hot.is_some();
-        #[cfg(not(feature = "relay"))]
-        return false;
-    }
-
-    /// These events (sequence and hash) were committed.
-    pub(crate) fn committed(&self, pool: &Pool<DB>, events: Vec<(i64, u32)>) {
-        if events.is_empty() {
-            return;
-        }
-        #[cfg(feature = "relay")]
-        if let Some(hot) = &self.hot {
-            let events = events
-                .into_iter()
-                .map(|(sequence, hash)| posthaste_relay::Committed { sequence, hash });
-            // The relay itself wakes the others for shards that are not its own.
-            hot.committed(events.collect());
-            return;
-        }
-        self.wake(pool);
+    /// Notifications go out through this pool.
+    pub(crate) fn connect(&self, pool: &Pool<DB>) {
+        self.pool.get_or_init(|| pool.clone());
     }
 
     /// Something may have been committed.
-    pub(crate) fn wake(&self, pool: &Pool<DB>) {
+    fn wake(&self) {
         #[cfg(feature = "relay")]
         if let Some(hot) = &self.hot {
             hot.wake();
         }
+        // Without a runtime the transaction was dropped on the way out: relays poll.
+        let (Some(pool), Ok(runtime)) = (self.pool.get(), Handle::try_current()) else { return };
         if self.announced.swap(true, Ordering::AcqRel) {
             return;
         }
         let announced = Arc::clone(&self.announced);
         let store = self.store.get_or_init(|| DB::store(pool.clone(), self.tables.clone()));
         let store = Arc::clone(store);
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             // Cleared before it is sent: a commit from here on announces itself again.
             announced.store(false, Ordering::Release);
             if let Err(error) = store.notify().await {
                 tracing::debug!(%error, "relays were not woken; they poll");
             }
         });
+    }
+}
+
+impl<DB: Dialect> Hook for Notifier<DB> {
+    fn name(&self) -> &str {
+        "notifier"
+    }
+
+    #[cfg_attr(not(feature = "relay"), expect(unused_variables, reason = "nobody to hand them to"))]
+    fn after_commit(&self, written: &[Written]) -> Result<(), Failure> {
+        #[cfg(feature = "relay")]
+        if let Some(hot) = &self.hot {
+            let new = written.iter().filter(|written| !written.duplicate);
+            let new = new.map(|one| posthaste_relay::Committed::new(&one.event, one.sequence));
+            // The relay itself wakes the others for shards that are not its own.
+            hot.committed(new.collect());
+            return Ok(());
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// The relay is only woken: it finds by itself whether there is anything.
+    fn after_unknown(&self, _: &[Written]) -> Result<(), Failure> {
+        self.wake();
+        Ok(())
     }
 }

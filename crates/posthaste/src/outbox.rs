@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use posthaste_core::{Error, ErrorKind, Event, Limits, Result, TableName};
+use posthaste_core::{Error, ErrorKind, Event, IntoEvent, Limits, Result, TableName};
 use posthaste_stores::{Dialect, Enqueued, Tables};
 use sqlx::{Pool, Transaction};
 
-use crate::{OutboxTransaction, notify::Notifier};
+use crate::{
+    OutboxTransaction,
+    hook::{Hook, Hooks, Moment, Written},
+    notify::Notifier,
+};
 
 /// Writes events of one outbox. Cheap to clone.
 ///
@@ -34,6 +38,10 @@ struct Inner<DB: Dialect> {
     limits: Limits,
     default_tenant: Option<String>,
     notifier: Notifier<DB>,
+    /// The application's own.
+    application_hooks: Vec<Arc<dyn Hook>>,
+    /// The notifier and the application's, as a write meets them.
+    hooks: Hooks,
 }
 
 impl<DB: Dialect> Clone for Outbox<DB> {
@@ -52,7 +60,9 @@ impl<DB: Dialect> Outbox<DB> {
                 tables,
                 limits: Limits::default(),
                 default_tenant: None,
+                hooks: Hooks::new(Arc::new(notifier.clone()), &[]),
                 notifier,
+                application_hooks: Vec::new(),
             }),
         }
     }
@@ -74,6 +84,12 @@ impl<DB: Dialect> Outbox<DB> {
         self.change(|inner| inner.notifier.set_hot_path(hot))
     }
 
+    /// One more hook around the writes, behind those given before. Call it before the outbox is
+    /// cloned.
+    pub fn with_hook(self, hook: impl Hook) -> Self {
+        self.change(|inner| inner.application_hooks.push(Arc::new(hook)))
+    }
+
     fn change(self, change: impl FnOnce(&mut Inner<DB>)) -> Self {
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
@@ -82,41 +98,59 @@ impl<DB: Dialect> Outbox<DB> {
                 limits: shared.limits,
                 default_tenant: shared.default_tenant.clone(),
                 notifier: shared.notifier.clone(),
+                application_hooks: shared.application_hooks.clone(),
+                hooks: shared.hooks.clone(),
             },
         };
         change(&mut inner);
+        inner.hooks = Hooks::new(Arc::new(inner.notifier.clone()), &inner.application_hooks);
         Self { inner: Arc::new(inner) }
     }
 
     /// Begins a transaction that remembers what is enqueued in it and hands it over after commit.
-    /// A plain driver transaction is equally safe, only without the hot path.
+    /// A plain driver transaction is equally safe, only without the hot path and without the hooks
+    /// for its end.
     pub async fn begin(&self, pool: &Pool<DB>) -> Result<OutboxTransaction<DB>> {
         let transaction = DB::begin(pool).await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "no transaction could be begun").with_source(error)
         })?;
-        Ok(OutboxTransaction::new(transaction, pool.clone(), self.inner.notifier.clone()))
+        Ok(OutboxTransaction::new(transaction, pool.clone()))
     }
 
     /// Writes an event in the caller's transaction: it commits or rolls back with everything else.
     /// The same event id again writes nothing and gives the first sequence.
+    ///
+    /// It takes an [event](struct@Event), a builder, a [typed event](posthaste_core::TypedEvent), or
+    /// just a type and a payload: `outbox.enqueue(&mut tx, ("DayEnded", &totals))`.
+    ///
+    /// `None` when a [hook](Hook) suppressed it, or put others in its place.
     pub async fn enqueue(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
-        event: Event,
-    ) -> Result<Enqueued> {
-        let mut enqueued = self.enqueue_all(transaction, vec![event]).await?;
-        enqueued.pop().ok_or_else(|| Error::new(ErrorKind::Database, "the insert answered nothing"))
+        event: impl IntoEvent,
+    ) -> Result<Option<Enqueued>> {
+        let event = event.into_event()?;
+        let id = event.id();
+        let enqueued = self.enqueue_all(transaction, vec![event]).await?;
+        Ok(enqueued.into_iter().find(|enqueued| enqueued.id == id))
     }
 
-    /// Writes events in the caller's transaction, in this order, in one statement.
+    /// Writes events in the caller's transaction, in this order, in one statement. Answers with what
+    /// was written: these events, unless a [hook](Hook) has changed them.
     pub async fn enqueue_all(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
-        events: Vec<Event>,
+        events: Vec<impl IntoEvent>,
     ) -> Result<Vec<Enqueued>> {
-        let events = self.checked(events)?;
-        let enqueued = DB::enqueue(transaction.connection(), &self.inner.tables, &events).await?;
-        transaction.remember(&events, &enqueued);
+        let events = self.prepare(events)?;
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (enqueued, written) = self.write(transaction.connection(), events).await?;
+        if let Some(pool) = transaction.pool() {
+            self.inner.notifier.connect(pool);
+        }
+        transaction.remember(written, &self.inner.hooks);
         Ok(enqueued)
     }
 
@@ -125,7 +159,7 @@ impl<DB: Dialect> Outbox<DB> {
     pub async fn enqueue_on_connection(
         &self,
         connection: &mut DB::Connection,
-        events: Vec<Event>,
+        events: Vec<impl IntoEvent>,
     ) -> Result<Vec<Enqueued>> {
         if !DB::in_transaction(connection) {
             return Err(Error::new(
@@ -134,21 +168,51 @@ impl<DB: Dialect> Outbox<DB> {
                  with the rows it tells about",
             ));
         }
-        let events = self.checked(events)?;
-        DB::enqueue(connection, &self.inner.tables, &events).await
+        let events = self.prepare(events)?;
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(self.write(connection, events).await?.0)
     }
 
-    fn checked(&self, events: Vec<Event>) -> Result<Vec<Event>> {
-        let tenant = self.inner.default_tenant.as_deref();
-        events
+    /// What is to be written. Hooks see events complete; what they give is completed as well, and
+    /// held to the limits.
+    fn prepare(&self, events: Vec<impl IntoEvent>) -> Result<Vec<Event>> {
+        let events = events.into_iter().map(|event| Ok(self.complete(event.into_event()?)));
+        let mut events = events.collect::<Result<Vec<Event>>>()?;
+        if self.inner.hooks.has_application_hooks() {
+            let changed = self.inner.hooks.before_write(events)?;
+            events = changed.into_iter().map(|event| self.complete(event)).collect();
+        }
+        for event in &events {
+            event.check(&self.inner.limits)?;
+        }
+        Ok(events)
+    }
+
+    fn complete(&self, event: Event) -> Event {
+        #[cfg(feature = "trace")]
+        let event = crate::trace::with_current_span(event);
+        event.with_default_tenant(self.inner.default_tenant.as_deref())
+    }
+
+    async fn write(
+        &self,
+        connection: &mut DB::Connection,
+        events: Vec<Event>,
+    ) -> Result<(Vec<Enqueued>, Vec<Written>)> {
+        let enqueued = DB::enqueue(connection, &self.inner.tables, &events).await?;
+        let written: Vec<Written> = events
             .into_iter()
-            .map(|event| {
-                event.check(&self.inner.limits)?;
-                #[cfg(feature = "trace")]
-                let event = crate::trace::with_current_span(event);
-                Ok(event.with_default_tenant(tenant))
+            .zip(&enqueued)
+            .map(|(event, &Enqueued { sequence, duplicate, .. })| Written {
+                event,
+                sequence,
+                duplicate,
             })
-            .collect()
+            .collect();
+        self.inner.hooks.after(Moment::Written, &written);
+        Ok((enqueued, written))
     }
 }
 
@@ -157,14 +221,20 @@ pub trait EnqueueIn<DB: Dialect>: Send {
     /// The connection that the transaction is open on.
     fn connection(&mut self) -> &mut DB::Connection;
 
-    /// What was enqueued in it.
-    fn remember(&mut self, events: &[Event], enqueued: &[Enqueued]);
+    /// The pool that it came from, if it is known.
+    fn pool(&self) -> Option<&Pool<DB>> {
+        None
+    }
+
+    /// What one call wrote in it, and whom to tell how it ends. A driver's own transaction keeps
+    /// neither: it does not tell how it ends.
+    fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
+        let _ = (written, hooks);
+    }
 }
 
 impl<DB: Dialect> EnqueueIn<DB> for Transaction<'_, DB> {
     fn connection(&mut self) -> &mut DB::Connection {
         &mut *self
     }
-
-    fn remember(&mut self, _: &[Event], _: &[Enqueued]) {}
 }

@@ -1,30 +1,35 @@
-//! A transaction that tells the relay what it committed.
+//! A transaction that tells the outbox's hooks how it ended.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    mem::take,
+    ops::{Deref, DerefMut},
+};
 
-use posthaste_core::{Error, ErrorKind, Event, Result};
-use posthaste_stores::{Dialect, Enqueued};
-use sqlx::{Pool, Transaction};
+use posthaste_core::{Error, ErrorKind, Result};
+use posthaste_stores::{Dialect, is_rolled_back};
+use sqlx::{Pool, Transaction, error::DatabaseError};
 
-use crate::{EnqueueIn, notify::Notifier};
+use crate::{
+    EnqueueIn,
+    hook::{Hooks, Moment, Written},
+};
 
-/// A driver's transaction that remembers what was enqueued in it. After a commit the relay in this
-/// process gets it at once, and relays elsewhere are woken. Dropping it rolls back and hands over
-/// nothing.
+/// A driver's transaction that remembers what was enqueued in it, until it ends. After a commit the
+/// relay in this process gets it at once, relays elsewhere are woken, and the application's
+/// [hooks](crate::Hook) are told. Dropping it rolls back.
+///
+/// What is enqueued in a savepoint of the driver's (`tx.begin()`) is as safe, but not remembered:
+/// the driver does not tell what becomes of it.
 pub struct OutboxTransaction<DB: Dialect> {
+    // Before `batches`: the rollback is under way when the hooks are told of it.
     inner: Transaction<'static, DB>,
     pool: Pool<DB>,
-    notifier: Notifier<DB>,
-    enqueued: Vec<(i64, u32)>,
+    batches: Batches,
 }
 
 impl<DB: Dialect> OutboxTransaction<DB> {
-    pub(crate) fn new(
-        inner: Transaction<'static, DB>,
-        pool: Pool<DB>,
-        notifier: Notifier<DB>,
-    ) -> Self {
-        Self { inner, pool, notifier, enqueued: Vec::new() }
+    pub(crate) fn new(inner: Transaction<'static, DB>, pool: Pool<DB>) -> Self {
+        Self { inner, pool, batches: Batches { written: Vec::new(), end: Moment::RolledBack } }
     }
 
     /// The connection, for queries: `query.execute(tx.connection())`.
@@ -34,30 +39,51 @@ impl<DB: Dialect> OutboxTransaction<DB> {
 
     /// Commits, then hands over what was enqueued. When the result of the commit is unknown, the
     /// relay is only woken: it finds by itself whether there is anything.
+    ///
+    /// PostgreSQL answers the commit of a transaction in which a statement has failed with success, and
+    /// rolls it back. Where the application's hooks would be told of such a commit, one more
+    /// question to the server makes it the error that it is.
     pub async fn commit(self) -> Result<()> {
-        let Self { inner, pool, notifier, enqueued } = self;
+        let Self { mut inner, pool: _, mut batches } = self;
+        let told = batches.written.iter().any(|(hooks, _)| hooks.has_application_hooks());
+        if told && DB::has_failed(&mut inner).await {
+            // The hooks are told when the rollback is under way.
+            drop(inner);
+            return Err(Error::new(
+                ErrorKind::Database,
+                "a statement has failed in the transaction; it was rolled back",
+            ));
+        }
+        // From here on it is unknown until it is known: nobody may wait for the answer.
+        batches.end = Moment::Unknown;
         match inner.commit().await {
             Ok(()) => {
-                notifier.committed(&pool, enqueued);
+                batches.end = Moment::Committed;
                 Ok(())
             }
-            Err(error) => {
-                notifier.wake(&pool);
-                Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "the commit failed, or its result is unknown",
-                )
-                .with_source(error))
+            Err(error) if is_rolled_back(&error) => {
+                batches.end = Moment::RolledBack;
+                Err(commit_failed(error, "the database refused the commit; it was rolled back"))
             }
+            Err(error) => Err(commit_failed(error, "the result of the commit is unknown")),
         }
     }
 
-    /// Rolls back: nothing was enqueued.
+    /// Rolls back: nothing was enqueued, whatever the database answers.
     pub async fn rollback(self) -> Result<()> {
         self.inner.rollback().await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }
+}
+
+/// A violated constraint stays violated; after anything else trying again may help.
+fn commit_failed(error: sqlx::Error, message: &'static str) -> Error {
+    let kind = match error.as_database_error().map(DatabaseError::kind) {
+        None | Some(sqlx::error::ErrorKind::Other) => ErrorKind::Unavailable,
+        Some(_) => ErrorKind::Database,
+    };
+    Error::new(kind, message).with_source(error)
 }
 
 impl<DB: Dialect> Deref for OutboxTransaction<DB> {
@@ -79,16 +105,31 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
         &mut self.inner
     }
 
-    fn remember(&mut self, events: &[Event], enqueued: &[Enqueued]) {
-        if !self.notifier.wants_details() {
-            self.enqueued.extend(enqueued.iter().map(|e| (e.sequence, 0)));
-            return;
+    fn pool(&self) -> Option<&Pool<DB>> {
+        Some(&self.pool)
+    }
+
+    fn remember(&mut self, mut written: Vec<Written>, hooks: &Hooks) {
+        // A bulk load keeps its payloads in memory only for an application that wants them.
+        if !hooks.has_application_hooks() {
+            let bare = |one: Written| Written { event: one.event.without_payload(), ..one };
+            written = written.into_iter().map(bare).collect();
         }
-        self.enqueued.extend(events.iter().zip(enqueued).filter(|(_, e)| !e.duplicate).map(
-            |(event, e)| {
-                let key = event.ordering_key();
-                (e.sequence, posthaste_core::key::shard_hash(key.as_deref(), event.id()))
-            },
-        ));
+        self.batches.written.push((hooks.clone(), written));
+    }
+}
+
+/// What was written in a transaction, each batch with the hooks of its outbox. They are told when
+/// this is dropped: a transaction that is given up somewhere has an end as well.
+struct Batches {
+    written: Vec<(Hooks, Vec<Written>)>,
+    end: Moment,
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        for (hooks, written) in take(&mut self.written) {
+            hooks.after(self.end, &written);
+        }
     }
 }

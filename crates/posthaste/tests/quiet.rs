@@ -3,10 +3,7 @@
 
 mod support;
 
-use std::{
-    io::{self, Write},
-    sync::{Arc, Mutex},
-};
+use std::{io, sync::Arc};
 
 use posthaste::{
     Event,
@@ -15,40 +12,17 @@ use posthaste::{
     transports::{self, handlers::Handlers},
 };
 use sqlx::Sqlite;
-use support::{TestDatabase, quick};
+use support::{Log, TestDatabase, quick};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing_subscriber::EnvFilter;
 
 const PAYLOAD: &str = "marker-of-the-payload-5f1c";
 const SECRET: &str = "whsec_bWFya2VyLW9mLXRoZS1zZWNyZXQtOWUyYi1hbmQtbW9yZQ==";
 /// The secret as it reads once it is decoded.
 const DECODED: &str = "marker-of-the-secret-9e2b";
-
-/// Everything that is logged, whoever logs it.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'w> MakeWriter<'w> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'w self) -> Self {
-        self.clone()
-    }
-}
 
 /// A webhook that throws back whatever it got, with this status.
 async fn echo(status: &'static str) -> u16 {
@@ -143,7 +117,7 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
             said.push(format!("{attempt:?}"));
         }
     }
-    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = log.text();
     assert!(logged.contains("dead: given up on"), "the log was not caught: {logged}");
     said.push(logged);
     let said = said.join("\n");

@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Event, Result, store::Store};
-use sqlx::{Database, Pool, Transaction};
+use sqlx::{Database, Pool, Transaction, error::DatabaseError};
 use uuid::Uuid;
 
 use crate::Tables;
@@ -35,6 +35,13 @@ pub trait Dialect: Database {
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
 
+    /// Whether the transaction that is open on this connection can only be rolled back, although its
+    /// commit would be answered with success: PostgreSQL does that when a statement has failed.
+    fn has_failed(connection: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        let _ = connection;
+        std::future::ready(false)
+    }
+
     /// Begins a transaction that will write. On SQLite it takes the write lock at once: one that
     /// reads first and then finds another writer at work could only fail.
     fn begin(
@@ -45,4 +52,16 @@ pub trait Dialect: Database {
 
     /// The relay's side of the same outbox.
     fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;
+}
+
+/// Whether the database itself answered a commit with "no", so that nothing was committed. Of
+/// any other error the result is unknown.
+pub fn is_rolled_back(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| match code.parse::<u32>() {
+        // SQLite: busy and constraint, with their extended codes. The driver rolls back then.
+        Ok(number) if code.len() < 5 => matches!(number & 0xff, 5 | 19),
+        // Violated constraints, serialisation and deadlocks; 40003 is "completion unknown".
+        _ => code.starts_with("23") || (code.starts_with("40") && code != "40003"),
+    })
 }

@@ -26,6 +26,6 @@ pub mod sqlite;
 
 pub use self::{
     connect::{Options, connect, migrations_sql},
-    dialect::{Dialect, Enqueued},
+    dialect::{Dialect, Enqueued, is_rolled_back},
     tables::Tables,
 };

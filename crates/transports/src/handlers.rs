@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Envelope, Error, Failure, GLOBAL, Result, TypeName,
+    Envelope, Error, Failure, GLOBAL, Result, TypeName, TypedEvent,
     transport::{Outcome, Transport},
 };
+use serde::de::DeserializeOwned;
 
-use crate::receiver::{Receiver, receiver};
+use crate::receiver::{Receiver, receiver, typed_receiver};
 
 /// Hands each event to the one handler of its aggregate type and event type.
 ///
@@ -40,7 +41,7 @@ impl Handlers {
 
     /// The handler of these events. A second one for the same is an error.
     pub fn on<F>(
-        mut self,
+        self,
         aggregate_type: impl TypeName,
         event_type: impl TypeName,
         handler: impl Fn(Envelope) -> F + Send + Sync + 'static,
@@ -48,6 +49,40 @@ impl Handlers {
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
+        self.add(aggregate_type, event_type, receiver(handler))
+    }
+
+    /// The handler of a [`TypedEvent`]; it gets the event as it was enqueued, older versions lifted. One of
+    /// an unknown version, or whose payload does not fit, is dead.
+    ///
+    /// ```
+    /// # use posthaste_core::TypedEvent;
+    /// # use posthaste_transports::handlers::Handlers;
+    /// # #[derive(serde::Deserialize)] struct OrderPlaced { total: u64 }
+    /// # impl TypedEvent for OrderPlaced { const TYPE: &'static str = "OrderPlaced"; }
+    /// let handlers = Handlers::new("orders").on_event(async |placed: OrderPlaced, _| {
+    ///     println!("an order of {}", placed.total);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), posthaste_core::Error>(())
+    /// ```
+    pub fn on_event<T, F>(
+        self,
+        handler: impl Fn(T, Envelope) -> F + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        T: TypedEvent + DeserializeOwned + 'static,
+        F: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        self.add(T::AGGREGATE, T::TYPE, typed_receiver(handler))
+    }
+
+    fn add(
+        mut self,
+        aggregate_type: impl TypeName,
+        event_type: impl TypeName,
+        receiver: Receiver,
+    ) -> Result<Self> {
         let aggregate_type = aggregate_type.type_name().into_owned();
         let event_type = event_type.type_name().into_owned();
         let of = (aggregate_type, event_type);
@@ -57,7 +92,7 @@ impl Handlers {
                 "{event_type} of {aggregate_type} has a handler already; one event has exactly one"
             )));
         }
-        self.handlers.insert(of, receiver(handler));
+        self.handlers.insert(of, receiver);
         Ok(self)
     }
 

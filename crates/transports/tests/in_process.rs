@@ -7,7 +7,7 @@ use std::sync::{
 
 use jiff::Timestamp;
 use posthaste_core::{
-    Envelope, Event, EventBuilder, Failure,
+    Envelope, Event, EventBuilder, Failure, TypedEvent,
     transport::{Outcome, Transport},
 };
 use posthaste_transports::{bus::EventBus, handlers::Handlers};
@@ -98,6 +98,43 @@ async fn a_failing_handler_says_what_becomes_of_the_event_and_nothing_of_its_pay
     let dead = async |_| Err(Failure::dead("an order without lines"));
     let handlers = Handlers::new("handlers").on("Order", "OrderPlaced", dead).unwrap();
     assert_eq!(outcome(&handlers, placed()).await, Outcome::dead("an order without lines"));
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Placed {
+    total: u64,
+}
+
+impl TypedEvent for Placed {
+    const TYPE: &'static str = "OrderPlaced";
+    const VERSION: i32 = 2;
+    const AGGREGATE: &'static str = "Order";
+}
+
+#[tokio::test]
+async fn a_typed_handler_gets_its_event_and_what_it_cannot_read_is_dead() {
+    let handlers = Handlers::new("handlers")
+        .on_event(async |placed: Placed, envelope| match envelope.event.aggregate_id() {
+            Some("7") if placed.total == 1999 => Ok(()),
+            _ => Err(Failure::dead("another one")),
+        })
+        .unwrap();
+    let of = |event: EventBuilder| Envelope {
+        event: event.aggregate_id(7).build().unwrap(),
+        ..envelope(Event::builder("any"))
+    };
+    let placed = Event::of(&Placed { total: 1999 });
+    assert_eq!(outcome(&handlers, of(placed)).await, Outcome::Delivered);
+
+    let newer = Event::of(&Placed { total: 1999 }).schema_version(3);
+    let unknown = "version 3 of OrderPlaced is not known here, version 2 is";
+    assert_eq!(outcome(&handlers, of(newer)).await, Outcome::dead(unknown));
+
+    let broken = Event::of(&Placed { total: 0 }).raw_json(format!("{{\"total\":\"{MARKER}\"}}"));
+    let Outcome::Dead { error } = outcome(&handlers, of(broken)).await else {
+        panic!("it is not dead");
+    };
+    assert!(error.contains("does not fit") && !error.contains(MARKER), "{error}");
 }
 
 #[tokio::test]

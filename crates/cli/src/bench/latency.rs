@@ -14,7 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use posthaste::{
-    Envelope, Error, ErrorKind, Event, Outbox, Result,
+    Enqueued, Envelope, Error, ErrorKind, Event, Outbox, Result,
     relay::{Committed, HotPath, Relay},
     store::RelayOrdering,
     transport::{Acceptance, Capabilities, Outcome, Transport},
@@ -193,24 +193,31 @@ impl<DB: Target> Writer<DB> {
             let event = event(ground, number)?;
             let done = if self.notifies {
                 let mut transaction = self.outbox.begin(&pool).await?;
-                let enqueued = self.outbox.enqueue(&mut transaction, event).await?;
+                let sequence = sequence(self.outbox.enqueue(&mut transaction, event).await?)?;
                 transaction.commit().await?;
-                (enqueued.sequence, Instant::now())
+                (sequence, Instant::now())
             } else {
                 let mut transaction = connection.begin().await.map_err(failed("beginning"))?;
-                let enqueued = self.outbox.enqueue(&mut transaction, event.clone()).await?;
-                let news = Committed::new(&event, enqueued.sequence);
+                let sequence =
+                    sequence(self.outbox.enqueue(&mut transaction, event.clone()).await?)?;
+                let news = Committed::new(&event, sequence);
                 transaction.commit().await.map_err(failed("committing"))?;
                 let at = Instant::now();
                 if let Some(hot) = &self.hot {
                     hot.committed(vec![news]);
                 }
-                (enqueued.sequence, at)
+                (sequence, at)
             };
             committed.push(done);
         }
         Ok(committed)
     }
+}
+
+/// Where it was written. No hook of a bench's takes an event away.
+fn sequence(enqueued: Option<Enqueued>) -> Result<i64> {
+    let missing = || Error::new(ErrorKind::State, "the event was not written");
+    Ok(enqueued.ok_or_else(missing)?.sequence)
 }
 
 fn event<DB: Target>(ground: &Ground<DB>, number: u64) -> Result<Event> {

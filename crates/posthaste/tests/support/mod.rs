@@ -1,7 +1,12 @@
 //! Outboxes on real databases for tests of the whole path: enqueue, relay, destination.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use posthaste::{
     Dialect, Enqueued, Event, Outbox, TableName,
@@ -17,6 +22,7 @@ use sqlx::{
     postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
+use tracing_subscriber::fmt::MakeWriter;
 use uuid::Uuid;
 
 /// Nothing here takes so long unless it hangs.
@@ -35,12 +41,19 @@ pub trait TestDatabase: Dialect {
 
     /// Plain SQL, as an operator or a writer in another language would send it.
     fn run(pool: &Pool<Self>, sql: String) -> impl Future<Output = ()> + Send;
+
+    /// The same in a transaction that is open on this connection.
+    fn run_on(connection: &mut Self::Connection, sql: String) -> impl Future<Output = ()> + Send;
 }
 
 macro_rules! run_plain_sql {
     () => {
         async fn run(pool: &Pool<Self>, sql: String) {
             sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(pool).await.unwrap();
+        }
+
+        async fn run_on(connection: &mut Self::Connection, sql: String) {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.unwrap();
         }
     };
 }
@@ -178,6 +191,35 @@ pub async fn until(relay: &Relay, what: &str, reached: impl FnMut(&Stats) -> boo
 /// Waits for a future that must not hang.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} hung"))
+}
+
+/// Everything that is logged, whoever logs it.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'w> MakeWriter<'w> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'w self) -> Self {
+        self.clone()
+    }
 }
 
 /// Runs every named test on each of the three databases.

@@ -37,7 +37,7 @@ use std::{
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    Connection, PgConnection, PgPool, Postgres, Transaction,
+    Connection, Executor, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -175,6 +175,15 @@ impl Dialect for Postgres {
 
     fn in_transaction(connection: &mut PgConnection) -> bool {
         connection.is_in_transaction()
+    }
+
+    /// In a failed transaction every statement fails, and says why.
+    async fn has_failed(connection: &mut PgConnection) -> bool {
+        const IN_FAILED_TRANSACTION: &str = "25P02";
+
+        let asked = connection.execute("select 1").await;
+        let error = asked.as_ref().err().and_then(sqlx::Error::as_database_error);
+        error.is_some_and(|error| error.code().as_deref() == Some(IN_FAILED_TRANSACTION))
     }
 
     fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {
