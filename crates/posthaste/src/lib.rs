@@ -12,6 +12,8 @@ mod transaction;
 
 mod notify;
 
+mod inbox;
+
 #[cfg(feature = "trace")]
 mod trace;
 
@@ -33,6 +35,7 @@ pub use posthaste_stores::{Dialect, Enqueued};
 pub use posthaste_transports as transports;
 
 pub use self::{
+    inbox::{Inbox, Once, message_id},
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,
 };
