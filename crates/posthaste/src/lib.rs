@@ -2,7 +2,7 @@
 //! and a relay delivers them to the world, at least once and in order per aggregate.
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
-//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
+//! a database (`postgres`, `mysql`, `sqlite`), `idempotency` for HTTP APIs, `relay` for delivering in the same process, `trace` for
 //! W3C trace context from the current span at enqueue to the span of the publish, and a
 //! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
 
@@ -13,6 +13,9 @@ mod transaction;
 mod notify;
 
 mod inbox;
+
+#[cfg(feature = "idempotency")]
+pub mod idempotency;
 
 #[cfg(feature = "trace")]
 mod trace;

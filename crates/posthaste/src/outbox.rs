@@ -74,6 +74,12 @@ impl<DB: Dialect> Outbox<DB> {
         self.change(|inner| inner.notifier.set_hot_path(hot))
     }
 
+    /// The tables beside which inbox and idempotency keys are kept.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.inner.tables
+    }
+
     fn change(self, change: impl FnOnce(&mut Inner<DB>)) -> Self {
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
