@@ -17,49 +17,32 @@ use tokio::{sync::oneshot, task::JoinSet};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the tests need beyond what every application may do.
+/// A database whose connections can be cut.
 trait InboxDatabase: TestDatabase + InboxDialect {
-    fn insert(
-        transaction: &mut Transaction<'_, Self>,
-        sql: String,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
-
-    fn count(fixture: &Fixture<Self>, sql: &str) -> impl Future<Output = i64> + Send;
-
-    /// Cuts the connection that the transaction is open on, from outside or from within.
+    /// Cuts the connection that the transaction is open on.
     fn cut(transaction: Transaction<'static, Self>) -> impl Future<Output = ()> + Send;
 }
 
-macro_rules! inbox_database {
-    ($database:ty, $cut:expr) => {
+macro_rules! cut_by_a_statement {
+    ($database:ty, $statement:literal) => {
         impl InboxDatabase for $database {
-            async fn insert(
-                transaction: &mut Transaction<'_, Self>,
-                sql: String,
-            ) -> Result<(), sqlx::Error> {
-                sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut **transaction).await.map(|_| ())
-            }
-
-            async fn count(fixture: &Fixture<Self>, sql: &str) -> i64 {
-                let sql = sqlx::AssertSqlSafe(fixture.tables.fill(sql));
-                sqlx::query_scalar(sql).fetch_one(&fixture.pool).await.unwrap()
-            }
-
             async fn cut(mut transaction: Transaction<'static, Self>) {
-                let statement: Option<&'static str> = $cut;
-                if let Some(statement) = statement {
-                    let cut = sqlx::query(statement).execute(&mut *transaction).await;
-                    assert!(cut.is_err(), "the connection survived");
-                }
+                let cut = sqlx::query($statement).execute(&mut *transaction).await;
+                assert!(cut.is_err(), "the connection survived");
             }
         }
     };
 }
 
-inbox_database!(sqlx::Postgres, Some("select pg_terminate_backend(pg_backend_pid())"));
-inbox_database!(sqlx::MySql, Some("kill connection_id()"));
-// There is no server that could cut it.
-inbox_database!(sqlx::Sqlite, None);
+cut_by_a_statement!(sqlx::Postgres, "select pg_terminate_backend(pg_backend_pid())");
+cut_by_a_statement!(sqlx::MySql, "kill connection_id()");
+
+impl InboxDatabase for sqlx::Sqlite {
+    // There is no server that could cut it.
+    async fn cut(transaction: Transaction<'static, Self>) {
+        drop(transaction);
+    }
+}
 
 on_every_database! {
     a_message_takes_effect_once_and_a_duplicate_says_so,
@@ -97,7 +80,7 @@ async fn once<DB: InboxDatabase>(
     effect: String,
 ) -> Result<Once<()>, Failure> {
     inbox
-        .once(transaction, consumer, id, async |tx| Ok::<_, Failure>(DB::insert(tx, effect).await?))
+        .once(transaction, consumer, id, async |tx| Ok::<_, Failure>(DB::run_on(tx, effect).await?))
         .await
 }
 
@@ -125,7 +108,7 @@ async fn a_message_takes_effect_once_and_a_duplicate_says_so<DB: InboxDatabase>(
         assert!(handle(fixture, &inbox, "billing", "m1").await.is_duplicate());
         assert_eq!(inbox.clone().duplicates(), n);
     }
-    assert_eq!(DB::count(fixture, EFFECTS).await, 1);
+    assert_eq!(fixture.number(EFFECTS).await, 1);
     drop_effects(fixture).await;
 }
 
@@ -134,7 +117,7 @@ async fn consumers_are_independent_of_each_other<DB: InboxDatabase>(fixture: &Fi
     for consumer in ["billing", "shipping", "Billing"] {
         assert_eq!(handle(fixture, &inbox, consumer, "m1").await, Once::Ran(()), "{consumer}");
     }
-    assert_eq!(DB::count(fixture, EFFECTS).await, 3);
+    assert_eq!(fixture.number(EFFECTS).await, 3);
     drop_effects(fixture).await;
 }
 
@@ -149,7 +132,7 @@ async fn a_message_whose_transaction_rolled_back_comes_again<DB: InboxDatabase>(
     once(&inbox, &mut tx, "billing", "m1", effect(fixture, 1)).await.unwrap();
     drop(tx);
     assert_eq!(handle(fixture, &inbox, "billing", "m1").await, Once::Ran(()));
-    assert_eq!(DB::count(fixture, EFFECTS).await, 1);
+    assert_eq!(fixture.number(EFFECTS).await, 1);
     drop_effects(fixture).await;
 }
 
@@ -161,16 +144,16 @@ async fn an_effect_that_fails_leaves_neither_itself_nor_its_record<DB: InboxData
     let (good, bad) = (effect(fixture, 1), "insert into nowhere (n) values (1)".to_owned());
     let outcome = inbox
         .once(&mut tx, "billing", "m1", async |tx| {
-            DB::insert(tx, good).await?;
-            DB::insert(tx, bad).await?;
+            DB::run_on(tx, good).await?;
+            DB::run_on(tx, bad).await?;
             Ok::<_, Failure>(())
         })
         .await;
     assert!(outcome.is_err());
     // The caller goes on with its transaction, and commits it.
-    DB::insert(&mut tx, effect(fixture, "refused")).await.unwrap();
+    DB::run_on(&mut tx, effect(fixture, "refused")).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(DB::count(fixture, EFFECTS).await, 1, "the caller's own row alone");
+    assert_eq!(fixture.number(EFFECTS).await, 1, "the caller's own row alone");
     assert_eq!(handle(fixture, &inbox, "billing", "m1").await, Once::Ran(()));
     drop_effects(fixture).await;
 }
@@ -209,11 +192,7 @@ async fn old_records_are_purged_in_steps<DB: InboxDatabase>(fixture: &Fixture<DB
     for n in 0..7 {
         handle(fixture, &inbox, "billing", &format!("old-{n}")).await;
     }
-    let earlier = match DB::NAME {
-        "SQLite" => "received_at - 172800000000",
-        "MySQL" => "received_at - interval 48 hour",
-        _ => "received_at - interval '48' hour",
-    };
+    let earlier = Fixture::<DB>::earlier("received_at", 48);
     fixture.sql(&format!("update {{inbox}} set received_at = {earlier}")).await;
     handle(fixture, &inbox, "billing", "new").await;
 
@@ -221,7 +200,7 @@ async fn old_records_are_purged_in_steps<DB: InboxDatabase>(fixture: &Fixture<DB
     assert_eq!(inbox.purge(&fixture.pool, DAY, 5).await.unwrap(), 5);
     assert_eq!(fixture.store.purge_inbox(DAY, 5).await.unwrap(), 2);
     assert_eq!(fixture.store.purge_inbox(DAY, 5).await.unwrap(), 0);
-    assert_eq!(DB::count(fixture, "select count(*) from {inbox}").await, 1);
+    assert_eq!(fixture.number("select count(*) from {inbox}").await, 1);
     assert!(handle(fixture, &inbox, "billing", "new").await.is_duplicate());
     drop_effects(fixture).await;
 }
@@ -271,9 +250,9 @@ async fn a_thousand_messages_delivered_five_times_by_crashing_consumers_take_eff
 
     let crashed = crashes.load(Ordering::Relaxed);
     assert!(crashed > 500, "only {crashed} crashes: nothing was put to the test");
-    assert_eq!(DB::count(fixture, EFFECTS).await, MESSAGES as i64);
+    assert_eq!(fixture.number(EFFECTS).await, MESSAGES as i64);
     let distinct = "select count(distinct n) from {events}_effects";
-    assert_eq!(DB::count(fixture, distinct).await, MESSAGES as i64);
+    assert_eq!(fixture.number(distinct).await, MESSAGES as i64);
     assert!(inbox.duplicates() >= MESSAGES * (DELIVERIES - 1));
     drop_effects(fixture).await;
 }
