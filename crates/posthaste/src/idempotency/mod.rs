@@ -104,8 +104,8 @@ impl<DB: IdempotencyDialect> Clone for Settings<DB> {
 /// A tower layer that honours `Idempotency-Key`. See the [module](self).
 ///
 /// Requests that change nothing (`GET`, `HEAD`, `OPTIONS`, `TRACE`) pass through. Put it inside of
-/// authentication, which tells the scope, and outside of nothing that changes the response on its
-/// way out: what passes through the layer is what is stored.
+/// authentication, which tells the scope. What passes through the layer is what is stored and
+/// repeated.
 pub struct IdempotencyLayer<DB: IdempotencyDialect> {
     settings: Arc<Settings<DB>>,
 }

@@ -3,7 +3,7 @@
 use std::{
     mem,
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use posthaste_core::{Error, ErrorKind, Event, Result};
@@ -59,10 +59,7 @@ impl<DB: Dialect> Idempotent<DB> {
     /// Begins a transaction for the handler's effect. Dropped, it rolls back; then another one can
     /// be begun.
     pub async fn begin(&self) -> Result<IdempotentTransaction<DB>> {
-        self.inner.change(|slot| match slot {
-            Slot::Unused | Slot::Begun => Ok((Slot::Begun, ())),
-            taken => Err((taken, over())),
-        })?;
+        self.inner.reopen()?;
         let transaction = self.inner.outbox.begin(&self.inner.pool).await?;
         Ok(IdempotentTransaction { transaction, inner: Arc::clone(&self.inner) })
     }
@@ -74,21 +71,17 @@ impl<DB: Dialect> Idempotent<DB> {
 }
 
 impl<DB: Dialect> Inner<DB> {
-    fn slot(&self) -> std::sync::MutexGuard<'_, Slot<DB>> {
+    fn slot(&self) -> MutexGuard<'_, Slot<DB>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(
-        &self,
-        change: impl FnOnce(Slot<DB>) -> Result<(Slot<DB>, T), (Slot<DB>, Error)>,
-    ) -> Result<T> {
+    fn reopen(&self) -> Result<()> {
         let mut slot = self.slot();
-        let (next, outcome) = match change(mem::replace(&mut *slot, Slot::Closed)) {
-            Ok((next, value)) => (next, Ok(value)),
-            Err((next, error)) => (next, Err(error)),
-        };
-        *slot = next;
-        outcome
+        match *slot {
+            Slot::Unused | Slot::Begun => *slot = Slot::Begun,
+            Slot::HandedBack(_) | Slot::Closed => return Err(over()),
+        }
+        Ok(())
     }
 }
 
@@ -110,10 +103,12 @@ impl<DB: Dialect> IdempotentTransaction<DB> {
     /// last; when the commit fails, the client gets a 500 or 503 instead of the response.
     pub fn commit_with_response(self) -> Result<()> {
         let Self { transaction, inner } = self;
-        inner.change(|slot| match slot {
-            Slot::Begun => Ok((Slot::HandedBack(transaction), ())),
-            taken => Err((taken, over())),
-        })
+        let mut slot = inner.slot();
+        if !matches!(*slot, Slot::Begun) {
+            return Err(over());
+        }
+        *slot = Slot::HandedBack(transaction);
+        Ok(())
     }
 }
 
