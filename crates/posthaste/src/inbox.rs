@@ -124,7 +124,8 @@ impl<DB: InboxDialect> Inbox<DB> {
                 Ok(Once::Ran(value))
             }
             Err(error) => {
-                savepoint.rollback().await.map_err(failed("undoing an effect"))?;
+                // When it fails, the connection or the whole transaction is gone, and both with it.
+                let _ = savepoint.rollback().await;
                 Err(error)
             }
         }

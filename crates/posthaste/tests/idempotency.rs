@@ -2,12 +2,9 @@
 
 mod support;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use axum::{
@@ -511,16 +508,12 @@ async fn expired_keys_are_forgotten_and_purged_in_steps<DB: KeyDatabase>(fixture
 
 async fn without_a_database_the_answer_is_503<DB: KeyDatabase>(_: &Fixture<DB>) {
     let gone = DB::fixture().await;
-    let server = Server::start(&gone).await;
-    let pool = gone.pool.clone();
-    server.layer.purge(1).await.unwrap();
-    server.stop(&gone).await;
-    let layer = IdempotencyLayer::new(gone.outbox(), pool.clone(), |_| Some(String::new()))
-        .lease(Duration::from_secs(1));
+    let layer = IdempotencyLayer::new(gone.outbox(), gone.pool.clone(), |_| Some(String::new()));
     let router = Router::new().route("/", post(|| async { "never" })).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let task = spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let pool = gone.pool.clone();
     gone.clean().await;
     pool.close().await;
     let answer = Answer::of(client().post(url).header("idempotency-key", "k")).await;

@@ -9,7 +9,10 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, AckKind, consumer::pull};
+use async_nats::{
+    HeaderValue,
+    jetstream::{self, AckKind, consumer::pull},
+};
 use clap::Parser;
 use futures_util::StreamExt;
 use posthaste::message_id;
@@ -65,7 +68,7 @@ async fn main() -> Result<(), Failure> {
 }
 
 async fn handle(shipments: &Shipments, message: &jetstream::Message) -> Result<(), Failure> {
-    let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str());
+    let header = |name: &str| message.headers.as_ref()?.get(name).map(HeaderValue::as_str);
     let id = message_id(header).ok_or("a message without an id")?;
     let order = std::str::from_utf8(&message.payload)?;
     report(order, shipments.ship(id, order).await?);

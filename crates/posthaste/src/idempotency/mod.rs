@@ -120,6 +120,9 @@ impl<DB: IdempotencyDialect> IdempotencyLayer<DB> {
     /// Keys are kept beside this outbox. `scope` tells whose key it is, the tenant or the principal,
     /// in at most 100 characters: the keys of one are unknown to another. A request for which it says
     /// `None` is refused with 403.
+    ///
+    /// A key stands for the method, path and body that the layer sees. Inside of axum's `nest` the path has
+    /// lost its prefix: put the layer around the nest, or the prefix into the scope.
     pub fn new(
         outbox: Outbox<DB>,
         pool: Pool<DB>,
