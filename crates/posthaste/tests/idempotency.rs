@@ -240,13 +240,12 @@ async fn two_hundred_identical_requests_at_once_take_effect_once<DB: KeyDatabase
             assert_eq!(answer.status, 201, "{answer:?}");
         }
     }
-    let firsts = answers
-        .iter()
-        .filter(|answer| answer.status == 201 && answer.header("idempotent-replayed").is_none());
-    assert_eq!(firsts.clone().count(), 1, "one of them was the first");
-    let first = firsts.last().unwrap();
+    let is_first =
+        |answer: &&Answer| answer.status == 201 && answer.header("idempotent-replayed").is_none();
+    let firsts: Vec<&Answer> = answers.iter().filter(is_first).collect();
+    assert_eq!(firsts.len(), 1, "one of them was the first");
     let repeats = join_all((0..200).map(|_| server.pay("k", ""))).await;
-    assert!(repeats.iter().all(|repeat| repeat.is_repeat_of(first)));
+    assert!(repeats.iter().all(|repeat| repeat.is_repeat_of(firsts[0])));
     for counted in [EFFECTS, EVENTS, KEYS] {
         assert_eq!(fixture.number(counted).await, 1, "{counted}");
     }
