@@ -144,6 +144,7 @@ async fn pay<DB: Payments>(
     };
     let mut tx = request.begin().await?;
     DB::insert(tx.connection(), &receipt).await?;
+    println!("asking the bank about {}", receipt.id);
     tokio::time::sleep(bank.takes).await;
     if receipt.accepted {
         let event =
