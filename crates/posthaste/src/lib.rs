@@ -3,9 +3,10 @@
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
 //! a database (`postgres`, `mysql`, `sqlite`), `derive` for events that are types of the application's,
-//! `domain` for aggregates and units of work, `relay` for delivering in the same process, `trace` for
-//! W3C trace context from the current span at enqueue to the span of the publish, and a
-//! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
+//! `domain` for aggregates and units of work, `idempotency` for HTTP APIs, `relay` for delivering in the
+//! same process, `trace` for W3C trace context from the current span at enqueue to the span of the publish,
+//! and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`,
+//! `memory`).
 //! `testing` is for an application's own tests.
 
 mod outbox;
@@ -15,6 +16,11 @@ mod hook;
 mod transaction;
 
 mod notify;
+
+mod inbox;
+
+#[cfg(feature = "idempotency")]
+pub mod idempotency;
 
 #[cfg(feature = "domain")]
 pub mod domain;
@@ -47,6 +53,7 @@ pub use posthaste_transports as transports;
 
 pub use self::{
     hook::{Hook, Hooks, Refusal, Written},
+    inbox::{Inbox, Once, message_id},
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,
 };

@@ -90,6 +90,12 @@ impl<DB: Dialect> Outbox<DB> {
         self.change(|inner| inner.application_hooks.push(Arc::new(hook)))
     }
 
+    /// The tables beside which inbox and idempotency keys are kept.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.inner.tables
+    }
+
     fn change(self, change: impl FnOnce(&mut Inner<DB>)) -> Self {
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,

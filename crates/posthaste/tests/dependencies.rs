@@ -51,3 +51,14 @@ fn a_writer_alone_brings_no_relay_and_no_transport() {
         assert!(!tree.iter().any(|known| known == name), "{name}");
     }
 }
+
+#[test]
+fn idempotency_keys_bring_no_server_and_no_client() {
+    let tree = tree("postgres,idempotency");
+    for name in ["http", "tower-layer", "tower-service"] {
+        assert!(tree.iter().any(|known| known == name), "{name} is missing");
+    }
+    for name in ["axum", "hyper", "tower", "reqwest", "rustls", "posthaste-relay"] {
+        assert!(!tree.iter().any(|known| known == name), "{name}");
+    }
+}

@@ -171,7 +171,7 @@ async fn only_a_certain_commit_takes_the_events_from_their_aggregates() {
         work.track(&a);
         work.track(&b);
         match failure {
-            "refused" => Postgres::run_on(work.connection(), twice.clone()).await,
+            "refused" => Postgres::run_on(work.connection(), twice.clone()).await.unwrap(),
             "disguised" => {
                 let broken = sqlx::query("select 1/0").execute(work.connection()).await;
                 broken.unwrap_err();

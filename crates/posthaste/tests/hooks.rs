@@ -242,10 +242,10 @@ async fn what_a_savepoint_took_back_is_never_sent<DB: TestDatabase>(on: &Fixture
     let outbox = on.outbox().with_hot_path(relay.hot_path());
     let mut tx = outbox.begin(&on.pool).await.unwrap();
     outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
-    DB::run_on(tx.connection(), "savepoint attempt".to_owned()).await;
+    DB::run_on(tx.connection(), "savepoint attempt".to_owned()).await.unwrap();
     outbox.enqueue(&mut tx, event("k", 2)).await.unwrap();
     outbox.enqueue(&mut tx, event("other", 2)).await.unwrap();
-    DB::run_on(tx.connection(), "rollback to savepoint attempt".to_owned()).await;
+    DB::run_on(tx.connection(), "rollback to savepoint attempt".to_owned()).await.unwrap();
     outbox.enqueue(&mut tx, event("k", 3)).await.unwrap();
     tx.commit().await.unwrap();
     soon("delivery", transport.wait_for(2)).await;
@@ -295,10 +295,10 @@ async fn a_commit_that_nobody_waits_for_is_unknown() {
     on.sql(ONCE).await;
     let insert = on.tables.fill("insert into {events}_once values (1)");
     let mut other = on.pool.begin().await.unwrap();
-    Postgres::run_on(&mut other, insert.clone()).await;
+    Postgres::run_on(&mut other, insert.clone()).await.unwrap();
     let mut tx = outbox.begin(&on.pool).await.unwrap();
     outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
-    Postgres::run_on(tx.connection(), insert).await;
+    Postgres::run_on(tx.connection(), insert).await.unwrap();
     let pid = backend(&mut tx).await;
     let commit = tokio::spawn(tx.commit());
     let waits = async || -> bool {
@@ -325,7 +325,7 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     let insert = on.tables.fill("insert into {events}_once values (1), (1)");
     let mut tx = outbox.begin(&on.pool).await.unwrap();
     outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
-    Postgres::run_on(tx.connection(), insert).await;
+    Postgres::run_on(tx.connection(), insert).await.unwrap();
     let refused = tx.commit().await.unwrap_err();
     assert!(refused.to_string().contains("rolled back"), "{refused}");
     assert_eq!(refused.kind(), ErrorKind::Database, "it will not pass");
@@ -352,7 +352,7 @@ async fn a_commit_that_sqlite_refuses_is_a_rollback() {
     on.sql("create table children (id int references parents deferrable initially deferred)").await;
     let mut tx = outbox.begin(&on.pool).await.unwrap();
     outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
-    Sqlite::run_on(tx.connection(), "insert into children values (1)".to_owned()).await;
+    Sqlite::run_on(tx.connection(), "insert into children values (1)".to_owned()).await.unwrap();
     let refused = tx.commit().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Database, "{refused}");
     assert_eq!(notes.taken(), ["write: a", "rollback: a"]);

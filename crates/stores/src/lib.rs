@@ -7,6 +7,10 @@ pub mod tables;
 
 pub mod dialect;
 
+pub mod inbox;
+
+pub mod idempotency;
+
 mod connect;
 
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]

@@ -31,7 +31,7 @@ impl Tables {
     }
 
     /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
-    /// `{controls}`, `{meta}`, and `{bare}` for index names. The template is a constant of ours and
+    /// `{controls}`, `{meta}`, `{inbox}`, `{idempotency}`, and `{bare}` for index names. The template is a constant of ours and
     /// the name is validated, so nothing else can get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
@@ -58,6 +58,8 @@ impl Tables {
             .replace("{attempts}", &name.with_suffix("_attempts"))
             .replace("{controls}", &name.with_suffix("_controls"))
             .replace("{meta}", &name.with_suffix("_meta"))
+            .replace("{inbox}", &name.with_suffix("_inbox"))
+            .replace("{idempotency}", &name.with_suffix("_idempotency"))
             .replace("{bare}", name.bare())
     }
 }

@@ -1,4 +1,4 @@
-//! Outboxes that nobody else uses: unique names, and an end for all six tables.
+//! Outboxes that nobody else uses: unique names, and an end for all their tables.
 
 use futures_util::future::BoxFuture;
 use posthaste_core::TableName;
@@ -8,8 +8,16 @@ use uuid::Uuid;
 
 /// What an outbox consists of, as [`Tables::fill`] names it. Side tables come first, so that an
 /// outbox that is half gone can still be dropped.
-pub const ALL: [&str; 6] =
-    ["{attempts}", "{controls}", "{relays}", "{shards}", "{meta}", "{events}"];
+pub const ALL: [&str; 8] = [
+    "{idempotency}",
+    "{inbox}",
+    "{attempts}",
+    "{controls}",
+    "{relays}",
+    "{shards}",
+    "{meta}",
+    "{events}",
+];
 
 /// An outbox name that no other test has: `prefix_` and 16 random characters. The prefix says in a
 /// database full of leftovers whose they are.
@@ -27,7 +35,7 @@ pub fn unique(prefix: &str) -> Tables {
     Tables::new(name)
 }
 
-/// Drops the six tables of an outbox, as far as they are there.
+/// Drops the tables of an outbox, as far as they are there.
 pub async fn drop_outbox<DB: Database>(pool: &Pool<DB>, tables: &Tables) -> Result<(), sqlx::Error>
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,

@@ -9,6 +9,7 @@
 //! | [`Settle`] | write outcomes back, fenced |
 //! | [`Inspect`] | show events, counts, attempts |
 //! | [`Operate`] | replay, discard, purge |
+//! | [`Expire`] | forget what the inbox and idempotency keys no longer need |
 //! | [`Wake`] | learn of a commit sooner than the next poll |
 //!
 //! How a store remembers what was sent is its own affair: nobody outside it assumes a column.
@@ -28,10 +29,13 @@ mod inspect;
 
 mod operate;
 
+mod expire;
+
 mod wake;
 
 pub use self::{
     claim::{Claim, ClaimedRows, RowLease},
+    expire::Expire,
     inspect::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
     leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
     operate::{Operate, Purged, Selection},
@@ -43,11 +47,22 @@ pub use self::{
 
 /// Everything a relay needs of a database.
 pub trait Store:
-    Schema + Leases + Read + Claim + Settle + Inspect + Operate + Wake + Send + Sync + 'static
+    Schema + Leases + Read + Claim + Settle + Inspect + Operate + Expire + Wake + Send + Sync + 'static
 {
 }
 
 impl<T> Store for T where
-    T: Schema + Leases + Read + Claim + Settle + Inspect + Operate + Wake + Send + Sync + 'static
+    T: Schema
+        + Leases
+        + Read
+        + Claim
+        + Settle
+        + Inspect
+        + Operate
+        + Expire
+        + Wake
+        + Send
+        + Sync
+        + 'static
 {
 }

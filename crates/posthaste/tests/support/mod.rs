@@ -42,8 +42,14 @@ pub trait TestDatabase: Dialect {
     /// Plain SQL, as an operator or a writer in another language would send it.
     fn run(pool: &Pool<Self>, sql: String) -> impl Future<Output = ()> + Send;
 
-    /// The same in a transaction that is open on this connection.
-    fn run_on(connection: &mut Self::Connection, sql: String) -> impl Future<Output = ()> + Send;
+    /// One statement on a connection, such as a transaction's.
+    fn run_on(
+        connection: &mut Self::Connection,
+        sql: String,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// The one number that a query gives.
+    fn number(pool: &Pool<Self>, sql: String) -> impl Future<Output = i64> + Send;
 }
 
 macro_rules! run_plain_sql {
@@ -52,8 +58,12 @@ macro_rules! run_plain_sql {
             sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(pool).await.unwrap();
         }
 
-        async fn run_on(connection: &mut Self::Connection, sql: String) {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.unwrap();
+        async fn run_on(connection: &mut Self::Connection, sql: String) -> Result<(), sqlx::Error> {
+            sqlx::query(sqlx::AssertSqlSafe(sql)).execute(connection).await.map(|_| ())
+        }
+
+        async fn number(pool: &Pool<Self>, sql: String) -> i64 {
+            sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(pool).await.unwrap()
         }
     };
 }
@@ -145,6 +155,20 @@ impl<DB: TestDatabase> Fixture<DB> {
     /// Plain SQL with the names of the tables filled in.
     pub async fn sql(&self, template: &str) {
         DB::run(&self.pool, self.tables.fill(template)).await;
+    }
+
+    /// The one number that a query gives, with the names of the tables filled in.
+    pub async fn number(&self, template: &str) -> i64 {
+        DB::number(&self.pool, self.tables.fill(template)).await
+    }
+
+    /// SQL for the time in a column, so many hours earlier.
+    pub fn earlier(column: &str, hours: u32) -> String {
+        match DB::NAME {
+            "SQLite" => format!("{column} - {}", u64::from(hours) * 3_600_000_000),
+            "MySQL" => format!("{column} - interval {hours} hour"),
+            _ => format!("{column} - interval '{hours}' hour"),
+        }
     }
 
     pub async fn clean(self) {

@@ -24,7 +24,7 @@ const STATEMENT_EVENTS: usize = 1000;
 const STATEMENT_BYTES: usize = 4 * 1024 * 1024;
 
 /// A unique key met a value that is there already.
-const DUPLICATE_ENTRY: u16 = 1062;
+pub(super) const DUPLICATE_ENTRY: u16 = 1062;
 
 /// See [`Dialect::enqueue`](crate::Dialect::enqueue).
 pub(super) async fn enqueue(

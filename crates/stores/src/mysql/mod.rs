@@ -33,6 +33,12 @@ mod operate;
 
 mod wake;
 
+mod inbox;
+
+mod idempotency;
+
+mod expire;
+
 use std::{
     str::FromStr,
     sync::{Arc, Mutex, OnceLock},

@@ -26,6 +26,12 @@ mod operate;
 
 mod wake;
 
+mod inbox;
+
+mod idempotency;
+
+mod expire;
+
 use std::{
     str::FromStr,
     sync::{

@@ -8,8 +8,10 @@ use super::PostgresStore;
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-const MIGRATIONS: [(i32, &str); 1] =
-    [(1, include_str!("../../migrations/postgres/0001_outbox.sql"))];
+const MIGRATIONS: [(i32, &str); 2] = [
+    (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
+    (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
+];
 
 /// The version that this binary knows.
 const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;

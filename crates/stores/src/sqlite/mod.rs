@@ -27,6 +27,12 @@ mod operate;
 
 mod wake;
 
+mod inbox;
+
+mod idempotency;
+
+mod expire;
+
 use std::{str::FromStr, sync::Arc, time::Duration};
 
 use posthaste_core::{Error, Event, Result, store::Store};

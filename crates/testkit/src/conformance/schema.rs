@@ -80,6 +80,27 @@ pub async fn check_refuses_an_older_version<DB: Dialect>(subject: &Subject<DB>) 
     assert!(message.contains("version 0") && message.contains("migrate"), "{message}");
 }
 
+/// An outbox of the first version gets what is new and keeps what it has.
+pub async fn an_outbox_of_the_first_version_is_brought_up_to_date<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    for sql in ["drop table {inbox}", "drop table {idempotency}", "update {meta} set version = 1"] {
+        outbox.sql(sql).await;
+    }
+    let event = event(1);
+    outbox.enqueue_one(&event).await;
+    let error = refusal(outbox.store.check().await);
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    let applied = outbox.store.migrate(None).await.unwrap();
+    assert!(!applied.is_empty() && !applied.contains(&1), "{applied:?} was applied");
+    assert_eq!(outbox.store.check().await.unwrap(), outbox.shards);
+    outbox.record(event.id()).await;
+    for sql in ["select 1 from {inbox}", "select 1 from {idempotency}"] {
+        assert_eq!(outbox.sql(sql).await, 0);
+    }
+}
+
 /// Tables of a newer version are refused: this binary does not know what they mean.
 pub async fn check_refuses_a_newer_version<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

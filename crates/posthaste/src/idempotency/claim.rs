@@ -1,0 +1,136 @@
+//! A key that a request holds, until it has a response or is given back.
+
+use std::sync::Arc;
+
+use posthaste_core::{Error, ErrorKind, Result};
+use posthaste_stores::idempotency::{
+    IdempotencyDialect, KeyClaim, KeyLease, RequestKey, StoredResponse, claim_key,
+};
+use sqlx::pool::PoolConnection;
+
+use super::Settings;
+use crate::OutboxTransaction;
+
+/// A held key. Dropped without an end (the handler panicked, the client hung up), it is given back
+/// by a task of its own; when the process is gone, its lease ends.
+pub(super) struct Held<DB: IdempotencyDialect> {
+    settings: Arc<Settings<DB>>,
+    key: RequestKey,
+    lease: KeyLease,
+    ended: bool,
+}
+
+/// The answer to a claim: the key, or what is in the way.
+pub(super) enum Claimed<DB: IdempotencyDialect> {
+    Held(Held<DB>),
+    Running,
+    Completed(StoredResponse),
+    OtherRequest,
+}
+
+/// Claims a key in a statement of its own, for all to see.
+pub(super) async fn claim<DB: IdempotencyDialect>(
+    settings: Arc<Settings<DB>>,
+    key: RequestKey,
+) -> Result<Claimed<DB>> {
+    let lease = KeyLease {
+        token: uuid::Uuid::now_v7().to_string(),
+        lease: settings.lease,
+        keep: settings.keep.max(settings.lease),
+    };
+    let mut connection = acquire(&settings).await?;
+    // From here on, or a claim that was made while the client hung up would not be given back.
+    let held = Held { settings, key, lease, ended: false };
+    let tables = held.settings.outbox.tables();
+    let claim = claim_key::<DB>(&mut connection, tables, &held.key, &held.lease).await;
+    drop(connection);
+    Ok(match claim? {
+        KeyClaim::Claimed => Claimed::Held(held),
+        KeyClaim::Running => held.not_ours(Claimed::Running),
+        KeyClaim::Completed(response) => held.not_ours(Claimed::Completed(response)),
+        KeyClaim::OtherRequest => held.not_ours(Claimed::OtherRequest),
+    })
+}
+
+impl<DB: IdempotencyDialect> Held<DB> {
+    fn not_ours(mut self, claimed: Claimed<DB>) -> Claimed<DB> {
+        self.ended = true;
+        claimed
+    }
+
+    /// What the client called it.
+    pub(super) fn key(&self) -> &str {
+        &self.key.key
+    }
+
+    /// Writes the response in the handler's transaction and commits both. `false`, and all rolled
+    /// back, when the key is somebody else's by now. After an error the key is given back, which
+    /// waits for a commit whose result is unknown, and does nothing when it succeeded.
+    pub(super) async fn commit(
+        mut self,
+        mut transaction: OutboxTransaction<DB>,
+        response: &StoredResponse,
+    ) -> Result<bool> {
+        let tables = self.settings.outbox.tables();
+        let connection = transaction.connection();
+        let stored =
+            DB::store_response(connection, tables, &self.key, &self.lease, response).await?;
+        if stored {
+            transaction.commit().await?;
+        } else {
+            transaction.rollback().await?;
+        }
+        self.ended = true;
+        Ok(stored)
+    }
+
+    /// Writes the response of a handler that used no transaction.
+    pub(super) async fn store(mut self, response: &StoredResponse) -> Result<()> {
+        // Whatever becomes of it: the effect has happened, and a repeat is to wait for the lease.
+        self.ended = true;
+        let mut connection = acquire(&self.settings).await?;
+        let tables = self.settings.outbox.tables();
+        DB::store_response(&mut connection, tables, &self.key, &self.lease, response).await?;
+        Ok(())
+    }
+
+    /// Gives the key back: the request can be sent again.
+    pub(super) async fn release(mut self) {
+        self.ended = true;
+        release(&self.settings, &self.key, &self.lease).await;
+    }
+}
+
+impl<DB: IdempotencyDialect> Drop for Held<DB> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        let (settings, key, lease) =
+            (Arc::clone(&self.settings), self.key.clone(), self.lease.clone());
+        runtime.spawn(async move { release(&settings, &key, &lease).await });
+    }
+}
+
+async fn release<DB: IdempotencyDialect>(
+    settings: &Settings<DB>,
+    key: &RequestKey,
+    lease: &KeyLease,
+) {
+    let released = async {
+        let mut connection = acquire(settings).await?;
+        DB::release_key(&mut connection, settings.outbox.tables(), key, lease).await
+    };
+    if let Err(error) = released.await {
+        tracing::warn!(%error, "an idempotency key was not given back; its lease will end");
+    }
+}
+
+async fn acquire<DB: IdempotencyDialect>(settings: &Settings<DB>) -> Result<PoolConnection<DB>> {
+    settings.pool.acquire().await.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "no connection for idempotency keys").with_source(error)
+    })
+}
