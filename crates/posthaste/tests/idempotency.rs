@@ -161,6 +161,15 @@ async fn pay<DB: KeyDatabase>(
         "fail" => return (StatusCode::BAD_GATEWAY, "failed").into_response(),
         "forget" => return (StatusCode::CREATED, receipt).into_response(),
         "panic" => panic!("as it was told"),
+        "cut" => {
+            let cut = if DB::NAME == "MySQL" {
+                "kill connection_id()"
+            } else {
+                "select pg_terminate_backend(pg_backend_pid())"
+            };
+            DB::run_on(tx.connection(), cut.to_owned()).await.unwrap_err();
+            StatusCode::CREATED
+        }
         "decline" => StatusCode::PAYMENT_REQUIRED,
         _ => StatusCode::CREATED,
     };
@@ -519,4 +528,26 @@ async fn without_a_database_the_answer_is_503<DB: KeyDatabase>(_: &Fixture<DB>) 
     answer.is_problem(503, "unavailable");
     assert_eq!(answer.header("retry-after"), Some("1"));
     task.abort();
+}
+
+async fn a_handler_whose_connection_is_cut_is_503_and_its_key_free<DB: KeyDatabase>() {
+    let fixture = DB::fixture().await;
+    let server = Server::start(&fixture).await;
+    server.pay("k", "cut").await.is_problem(503, "unavailable");
+    freed(&fixture).await;
+    assert_eq!(fixture.number(EFFECTS).await, 0);
+    assert_eq!(server.pay("k", "").await.status, 201);
+    assert_eq!((server.ran(), fixture.number(EFFECTS).await), (2, 1));
+    server.stop(&fixture).await;
+    fixture.clean().await;
+}
+
+#[tokio::test]
+async fn on_postgres_a_handler_whose_connection_is_cut_is_503_and_its_key_free() {
+    a_handler_whose_connection_is_cut_is_503_and_its_key_free::<sqlx::Postgres>().await;
+}
+
+#[tokio::test]
+async fn on_mariadb_a_handler_whose_connection_is_cut_is_503_and_its_key_free() {
+    a_handler_whose_connection_is_cut_is_503_and_its_key_free::<sqlx::MySql>().await;
 }

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use posthaste::{Error, ErrorKind, Inbox, Once, stores::inbox::InboxDialect};
+use posthaste::{
+    Envelope, Error, ErrorKind, Inbox, Once, message_id, stores::inbox::InboxDialect,
+    transports::message::MessageFormat,
+};
 use sqlx::Transaction;
 use support::{Fixture, TestDatabase, soon};
 use tokio::{sync::oneshot, task::JoinSet};
@@ -335,4 +338,37 @@ async fn a_spawned_task_can_consume() {
     });
     assert_eq!(soon("consuming", spawned).await.unwrap(), Once::Ran(1));
     fixture.clean().await;
+}
+
+#[test]
+fn the_id_is_found_whatever_the_format_and_the_broker() {
+    let event = support::event("o", 1);
+    let id = event.id().to_string();
+    for replay in [0, 2] {
+        let envelope = Envelope {
+            sequence: 7,
+            attempts: 0,
+            replay,
+            created_at: event.occurred_at(),
+            topic: None,
+            event: event.clone(),
+        };
+        for (format, prefix) in [
+            (MessageFormat::Raw, ""),
+            (MessageFormat::CloudEventsBinary, "ce-"),
+            (MessageFormat::CloudEventsBinary, "ce_"),
+            (MessageFormat::CloudEventsBinary, "cloudEvents:"),
+            (MessageFormat::CloudEventsBinary, ""),
+        ] {
+            let headers = format.message(&envelope, prefix).headers;
+            let find = |name: &str| {
+                headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+            };
+            assert_eq!(message_id(find), Some(&*id), "{format} with {prefix:?}, replay {replay}");
+        }
+        let broker = envelope.deduplication_id();
+        assert_eq!(message_id(|name| (name == "Nats-Msg-Id").then_some(&*broker)), Some(&*id));
+    }
+    assert_eq!(message_id(|_| None), None);
+    assert_eq!(message_id(|_| Some("a/1")), Some("a/1"), "an id of somebody else's");
 }

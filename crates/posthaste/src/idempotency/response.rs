@@ -72,12 +72,17 @@ pub(super) fn replayed(stored: StoredResponse) -> Result<Response<Full<Bytes>>> 
     Ok(response)
 }
 
-/// Whether a handler that used no transaction is done with this answer. One that says "not now" is
-/// not stored: the same key is to be tried again.
+/// Whether a handler that used no transaction is done with this answer. One that says "not now" or
+/// "not you" is not stored: the same key is to be tried again.
 pub(super) fn is_final(status: StatusCode) -> bool {
-    let not_now =
-        [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
-    !status.is_server_error() && !not_now.contains(&status)
+    let try_again = [
+        StatusCode::UNAUTHORIZED,
+        StatusCode::FORBIDDEN,
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    !status.is_server_error() && !try_again.contains(&status)
 }
 
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
@@ -123,8 +128,8 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_say_not_now_are_not_final() {
-        for status in [408, 425, 429, 500, 502, 503] {
+    fn answers_that_say_not_now_or_not_you_are_not_final() {
+        for status in [401, 403, 408, 425, 429, 500, 502, 503] {
             assert!(!is_final(StatusCode::from_u16(status).unwrap()), "{status}");
         }
         for status in [200, 201, 303, 400, 402, 404, 409, 422] {
