@@ -13,6 +13,8 @@ mod hook;
 
 mod transaction;
 
+mod savepoint;
+
 mod notify;
 
 #[cfg(feature = "domain")]
@@ -44,6 +46,7 @@ pub use posthaste_transports as transports;
 pub use self::{
     hook::{Hook, Hooks, Refusal, Written},
     outbox::{EnqueueIn, Outbox},
+    savepoint::Savepoint,
     transaction::OutboxTransaction,
 };
 
