@@ -15,6 +15,8 @@ mod hook;
 
 mod transaction;
 
+mod savepoint;
+
 mod notify;
 
 mod inbox;
@@ -55,6 +57,7 @@ pub use self::{
     hook::{Hook, Hooks, Refusal, Written},
     inbox::{Inbox, Once, message_id},
     outbox::{EnqueueIn, Outbox},
+    savepoint::Savepoint,
     transaction::OutboxTransaction,
 };
 

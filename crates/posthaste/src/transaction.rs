@@ -7,10 +7,10 @@ use std::{
 
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::{Dialect, is_rolled_back};
-use sqlx::{Pool, Transaction, error::DatabaseError};
+use sqlx::{Connection, Pool, Transaction, error::DatabaseError};
 
 use crate::{
-    EnqueueIn,
+    EnqueueIn, Savepoint,
     hook::{Hooks, Moment, Written},
 };
 
@@ -18,8 +18,8 @@ use crate::{
 /// relay in this process gets it at once, relays elsewhere are woken, and the application's
 /// [hooks](crate::Hook) are told. Dropping it rolls back.
 ///
-/// What is enqueued in a savepoint of the driver's (`tx.begin()`) is as safe, but not remembered:
-/// the driver does not tell what becomes of it.
+/// What is enqueued in a savepoint of the driver's (`tx.begin()`) is as safe, but not remembered: the
+/// driver does not tell what becomes of it. [`savepoint`](Self::savepoint) does.
 pub struct OutboxTransaction<DB: Dialect> {
     // Before `batches`: the rollback is under way when the hooks are told of it.
     inner: Transaction<'static, DB>,
@@ -29,12 +29,19 @@ pub struct OutboxTransaction<DB: Dialect> {
 
 impl<DB: Dialect> OutboxTransaction<DB> {
     pub(crate) fn new(inner: Transaction<'static, DB>, pool: Pool<DB>) -> Self {
-        Self { inner, pool, batches: Batches { written: Vec::new(), end: Moment::RolledBack } }
+        Self { inner, pool, batches: Batches::default() }
     }
 
     /// The connection, for queries: `query.execute(tx.connection())`.
     pub fn connection(&mut self) -> &mut DB::Connection {
         &mut self.inner
+    }
+
+    /// Begins a part that can be taken back.
+    pub async fn savepoint(&mut self) -> Result<Savepoint<'_, DB>> {
+        let inner = self.inner.begin().await;
+        let inner = inner.map_err(|error| commit_failed(error, "no savepoint could be set"))?;
+        Ok(Savepoint::new(inner, self.pool.clone(), &mut self.batches))
     }
 
     /// Commits, then hands over what was enqueued. When the result of the commit is unknown, the
@@ -78,7 +85,7 @@ impl<DB: Dialect> OutboxTransaction<DB> {
 }
 
 /// A violated constraint stays violated; after anything else trying again may help.
-fn commit_failed(error: sqlx::Error, message: &'static str) -> Error {
+pub(crate) fn commit_failed(error: sqlx::Error, message: &'static str) -> Error {
     let kind = match error.as_database_error().map(DatabaseError::kind) {
         None | Some(sqlx::error::ErrorKind::Other) => ErrorKind::Unavailable,
         Some(_) => ErrorKind::Database,
@@ -109,21 +116,38 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
         Some(&self.pool)
     }
 
-    fn remember(&mut self, mut written: Vec<Written>, hooks: &Hooks) {
-        // A bulk load keeps its payloads in memory only for an application that wants them.
-        if !hooks.has_application_hooks() {
-            let bare = |one: Written| Written { event: one.event.without_payload(), ..one };
-            written = written.into_iter().map(bare).collect();
-        }
-        self.batches.written.push((hooks.clone(), written));
+    fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
+        self.batches.add(written, hooks);
     }
 }
 
 /// What was written in a transaction, each batch with the hooks of its outbox. They are told when
 /// this is dropped: a transaction that is given up somewhere has an end as well.
-struct Batches {
+pub(crate) struct Batches {
     written: Vec<(Hooks, Vec<Written>)>,
     end: Moment,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        Self { written: Vec::new(), end: Moment::RolledBack }
+    }
+}
+
+impl Batches {
+    pub(crate) fn add(&mut self, mut written: Vec<Written>, hooks: &Hooks) {
+        // A bulk load keeps its payloads in memory only for an application that wants them.
+        if !hooks.has_application_hooks() {
+            let bare = |one: Written| Written { event: one.event.without_payload(), ..one };
+            written = written.into_iter().map(bare).collect();
+        }
+        self.written.push((hooks.clone(), written));
+    }
+
+    /// Those of a savepoint that was released: they end as the transaction does.
+    pub(crate) fn take_over(&mut self, released: &mut Self) {
+        self.written.append(&mut released.written);
+    }
 }
 
 impl Drop for Batches {

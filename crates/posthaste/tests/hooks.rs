@@ -23,6 +23,7 @@ on_every_database!(
     a_plain_driver_transaction_tells_of_the_write_only,
     each_outbox_of_a_transaction_tells_its_own_hooks,
     what_a_savepoint_took_back_is_never_sent,
+    a_savepoint_is_told_of_its_own_end_or_of_its_transactions,
 );
 
 /// Notes what it is told: the moment, and the aggregates of the batch.
@@ -255,6 +256,38 @@ async fn what_a_savepoint_took_back_is_never_sent<DB: TestDatabase>(on: &Fixture
         transport.delivered().iter().map(|one| one.event.payload().clone()).collect();
     assert_eq!(payloads, ["1", "3"]);
     relay.stop().await.unwrap();
+}
+
+async fn a_savepoint_is_told_of_its_own_end_or_of_its_transactions<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let notes = Notes::default();
+    let outbox = on.outbox().with_hook(notes.clone());
+    for commits in [true, false] {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        outbox.enqueue(&mut savepoint, event("taken back", 1)).await.unwrap();
+        savepoint.rollback().await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        outbox.enqueue(&mut savepoint, event("dropped", 1)).await.unwrap();
+        drop(savepoint);
+        let mut savepoint = tx.savepoint().await.unwrap();
+        outbox.enqueue(&mut savepoint, event("kept", 1)).await.unwrap();
+        savepoint.release().await.unwrap();
+        let told: Vec<_> =
+            notes.taken().into_iter().filter(|told| !told.starts_with("write")).collect();
+        assert_eq!(told, ["rollback: taken back", "rollback: dropped"]);
+        let end = if commits {
+            tx.commit().await.unwrap();
+            "commit"
+        } else {
+            tx.rollback().await.unwrap();
+            "rollback"
+        };
+        assert_eq!(notes.taken(), [format!("{end}: a"), format!("{end}: kept")]);
+    }
+    assert_eq!(written(on).await, 2);
 }
 
 /// A table whose values are found to be there twice only by the commit.

@@ -1,0 +1,62 @@
+//! A part of a transaction that can be taken back.
+
+use posthaste_core::Result;
+use posthaste_stores::Dialect;
+use sqlx::{Pool, Transaction};
+
+use crate::{
+    EnqueueIn,
+    hook::{Hooks, Written},
+    transaction::{Batches, commit_failed},
+};
+
+/// A savepoint of an [`OutboxTransaction`](crate::OutboxTransaction). What is enqueued in it goes
+/// with it when it is rolled back or dropped; kept, it ends as its transaction does.
+pub struct Savepoint<'t, DB: Dialect> {
+    // Before `batches`: the rollback is under way when the hooks are told of it.
+    inner: Transaction<'t, DB>,
+    pool: Pool<DB>,
+    batches: Batches,
+    /// Those of the transaction.
+    outer: &'t mut Batches,
+}
+
+impl<'t, DB: Dialect> Savepoint<'t, DB> {
+    pub(crate) fn new(inner: Transaction<'t, DB>, pool: Pool<DB>, outer: &'t mut Batches) -> Self {
+        Self { inner, pool, batches: Batches::default(), outer }
+    }
+
+    /// The connection, for queries: `query.execute(savepoint.connection())`.
+    pub fn connection(&mut self) -> &mut DB::Connection {
+        &mut self.inner
+    }
+
+    /// Keeps what was done since. It is committed with the transaction.
+    pub async fn release(self) -> Result<()> {
+        let Self { inner, pool: _, mut batches, outer } = self;
+        let kept = inner.commit().await;
+        kept.map_err(|error| commit_failed(error, "the savepoint could not be released"))?;
+        outer.take_over(&mut batches);
+        Ok(())
+    }
+
+    /// Takes back what was done since, and goes on with the transaction.
+    pub async fn rollback(self) -> Result<()> {
+        let taken_back = self.inner.rollback().await;
+        taken_back.map_err(|error| commit_failed(error, "the savepoint could not be rolled back"))
+    }
+}
+
+impl<DB: Dialect> EnqueueIn<DB> for Savepoint<'_, DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        &mut self.inner
+    }
+
+    fn pool(&self) -> Option<&Pool<DB>> {
+        Some(&self.pool)
+    }
+
+    fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
+        self.batches.add(written, hooks);
+    }
+}
