@@ -17,8 +17,17 @@ use super::{
 };
 
 /// What an outbox consists of, and the business table of `enqueue`.
-const ALL: [&str; 7] =
-    ["{events}_orders", "{attempts}", "{controls}", "{relays}", "{shards}", "{meta}", "{events}"];
+const ALL: [&str; 9] = [
+    "{events}_orders",
+    "{idempotency}",
+    "{inbox}",
+    "{attempts}",
+    "{controls}",
+    "{relays}",
+    "{shards}",
+    "{meta}",
+    "{events}",
+];
 
 /// A database with room for one bench.
 pub(super) struct Ground<DB: Target> {

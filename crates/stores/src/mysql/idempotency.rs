@@ -13,43 +13,6 @@ use crate::{
     idempotency::{IdempotencyDialect, KeyLease, KeyRecord, RequestKey, StoredResponse},
 };
 
-const FIND: &str = "
-    select fingerprint, locked_until > utc_timestamp(6), status, headers, body
-    from {idempotency}
-    where scope = ? and idempotency_key = ? and expires_at > utc_timestamp(6)";
-
-const INSERT: &str = "
-    insert into {idempotency}
-        (fingerprint, locked_by, locked_until, expires_at, scope, idempotency_key)
-    values (?, ?, timestampadd(microsecond, ?, utc_timestamp(6)),
-        timestampadd(microsecond, ?, utc_timestamp(6)), ?, ?)";
-
-const TAKE_OVER: &str = "
-    update {idempotency}
-    set fingerprint = ?, locked_by = ?,
-        locked_until = timestampadd(microsecond, ?, utc_timestamp(6)),
-        expires_at = timestampadd(microsecond, ?, utc_timestamp(6)),
-        created_at = utc_timestamp(6), status = null, headers = null, body = null
-    where scope = ? and idempotency_key = ?
-      and (expires_at <= utc_timestamp(6)
-           or (status is null and locked_until <= utc_timestamp(6) and fingerprint = ?))";
-
-const STORE: &str = "
-    update {idempotency}
-    set status = ?, headers = ?, body = ?,
-        expires_at = timestampadd(microsecond, ?, utc_timestamp(6))
-    where scope = ? and idempotency_key = ? and locked_by = ? and status is null";
-
-const RELEASE: &str = "
-    delete from {idempotency}
-    where scope = ? and idempotency_key = ? and locked_by = ? and status is null";
-
-const PURGE: &str = "
-    delete from {idempotency}
-    where expires_at <= utc_timestamp(6)
-    order by expires_at
-    limit ?";
-
 type Query = sqlx::query::Query<'static, MySql, MySqlArguments>;
 
 /// What both ways of taking a key bind first.
@@ -69,6 +32,11 @@ impl IdempotencyDialect for MySql {
         tables: &'c Tables,
         key: &'c RequestKey,
     ) -> Result<Option<KeyRecord>> {
+        const FIND: &str = "
+            select fingerprint, locked_until > utc_timestamp(6), status, headers, body
+            from {idempotency}
+            where scope = ? and idempotency_key = ? and expires_at > utc_timestamp(6)";
+
         sqlx::query(tables.sql(FIND))
             .bind(&key.scope)
             .bind(&key.key)
@@ -84,6 +52,21 @@ impl IdempotencyDialect for MySql {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<bool> {
+        const INSERT: &str = "
+            insert into {idempotency}
+                (fingerprint, locked_by, locked_until, expires_at, scope, idempotency_key)
+            values (?, ?, timestampadd(microsecond, ?, utc_timestamp(6)),
+                timestampadd(microsecond, ?, utc_timestamp(6)), ?, ?)";
+        const TAKE_OVER: &str = "
+            update {idempotency}
+            set fingerprint = ?, locked_by = ?,
+                locked_until = timestampadd(microsecond, ?, utc_timestamp(6)),
+                expires_at = timestampadd(microsecond, ?, utc_timestamp(6)),
+                created_at = utc_timestamp(6), status = null, headers = null, body = null
+            where scope = ? and idempotency_key = ?
+              and (expires_at <= utc_timestamp(6)
+                   or (status is null and locked_until <= utc_timestamp(6) and fingerprint = ?))";
+
         let inserted = bind_taking(sqlx::query(tables.sql(INSERT)), key, lease)
             .execute(&mut *connection)
             .await;
@@ -107,6 +90,12 @@ impl IdempotencyDialect for MySql {
         lease: &'c KeyLease,
         response: &'c StoredResponse,
     ) -> Result<bool> {
+        const STORE: &str = "
+            update {idempotency}
+            set status = ?, headers = ?, body = ?,
+                expires_at = timestampadd(microsecond, ?, utc_timestamp(6))
+            where scope = ? and idempotency_key = ? and locked_by = ? and status is null";
+
         let stored = sqlx::query(tables.sql(STORE))
             .bind(response.status as i16)
             .bind(&response.headers)
@@ -127,6 +116,10 @@ impl IdempotencyDialect for MySql {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<()> {
+        const RELEASE: &str = "
+            delete from {idempotency}
+            where scope = ? and idempotency_key = ? and locked_by = ? and status is null";
+
         sqlx::query(tables.sql(RELEASE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -142,6 +135,12 @@ impl IdempotencyDialect for MySql {
         tables: &'c Tables,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = "
+            delete from {idempotency}
+            where expires_at <= utc_timestamp(6)
+            order by expires_at
+            limit ?";
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(limit as u64)
             .execute(connection)

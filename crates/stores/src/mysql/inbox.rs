@@ -8,14 +8,6 @@ use sqlx::{MySql, MySqlConnection};
 use super::{enqueue::DUPLICATE_ENTRY, micros, number};
 use crate::{Tables, failure::failed, inbox::InboxDialect};
 
-const RECORD: &str = "insert into {inbox} (consumer, message_id) values (?, ?)";
-
-const PURGE: &str = "
-    delete from {inbox}
-    where received_at < timestampadd(microsecond, -?, utc_timestamp(6))
-    order by received_at
-    limit ?";
-
 impl InboxDialect for MySql {
     async fn record_message<'c>(
         connection: &'c mut MySqlConnection,
@@ -23,6 +15,8 @@ impl InboxDialect for MySql {
         consumer: &'c str,
         message_id: &'c str,
     ) -> Result<bool> {
+        const RECORD: &str = "insert into {inbox} (consumer, message_id) values (?, ?)";
+
         let recorded = sqlx::query(tables.sql(RECORD))
             .bind(consumer)
             .bind(message_id)
@@ -42,6 +36,12 @@ impl InboxDialect for MySql {
         older_than: Duration,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = "
+            delete from {inbox}
+            where received_at < timestampadd(microsecond, -?, utc_timestamp(6))
+            order by received_at
+            limit ?";
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(micros(older_than))
             .bind(limit as u64)

@@ -10,50 +10,17 @@ use crate::{
     idempotency::{IdempotencyDialect, KeyLease, KeyRecord, RequestKey, StoredResponse},
 };
 
-const FIND: &str = "
-    select fingerprint, locked_until > clock_timestamp(), status, headers, body
-    from {idempotency}
-    where scope = $1 and idempotency_key = $2 and expires_at > clock_timestamp()";
-
-const TAKE: &str = "
-    insert into {idempotency} as k
-        (scope, idempotency_key, fingerprint, locked_by, locked_until, expires_at)
-    values ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 microsecond',
-        clock_timestamp() + $6 * interval '1 microsecond')
-    on conflict (scope, idempotency_key) do update
-    set fingerprint = excluded.fingerprint, locked_by = excluded.locked_by,
-        locked_until = excluded.locked_until, expires_at = excluded.expires_at,
-        created_at = clock_timestamp(), status = null, headers = null, body = null
-    where k.expires_at <= clock_timestamp()
-       or (k.status is null and k.locked_until <= clock_timestamp()
-           and k.fingerprint = excluded.fingerprint)";
-
-const STORE: &str = "
-    update {idempotency}
-    set status = $4, headers = $5, body = $6,
-        expires_at = clock_timestamp() + $7 * interval '1 microsecond'
-    where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
-
-const RELEASE: &str = "
-    delete from {idempotency}
-    where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
-
-const PURGE: &str = "
-    delete from {idempotency}
-    where ctid = any(array(
-        select ctid from {idempotency}
-        where expires_at <= clock_timestamp()
-        order by expires_at
-        limit $1
-        for update skip locked
-    ))";
-
 impl IdempotencyDialect for Postgres {
     async fn find_key<'c>(
         connection: &'c mut PgConnection,
         tables: &'c Tables,
         key: &'c RequestKey,
     ) -> Result<Option<KeyRecord>> {
+        const FIND: &str = "
+            select fingerprint, locked_until > clock_timestamp(), status, headers, body
+            from {idempotency}
+            where scope = $1 and idempotency_key = $2 and expires_at > clock_timestamp()";
+
         sqlx::query(tables.sql(FIND))
             .bind(&key.scope)
             .bind(&key.key)
@@ -69,6 +36,19 @@ impl IdempotencyDialect for Postgres {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<bool> {
+        const TAKE: &str = "
+            insert into {idempotency} as k
+                (scope, idempotency_key, fingerprint, locked_by, locked_until, expires_at)
+            values ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 microsecond',
+                clock_timestamp() + $6 * interval '1 microsecond')
+            on conflict (scope, idempotency_key) do update
+            set fingerprint = excluded.fingerprint, locked_by = excluded.locked_by,
+                locked_until = excluded.locked_until, expires_at = excluded.expires_at,
+                created_at = clock_timestamp(), status = null, headers = null, body = null
+            where k.expires_at <= clock_timestamp()
+               or (k.status is null and k.locked_until <= clock_timestamp()
+                   and k.fingerprint = excluded.fingerprint)";
+
         let taken = sqlx::query(tables.sql(TAKE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -89,6 +69,12 @@ impl IdempotencyDialect for Postgres {
         lease: &'c KeyLease,
         response: &'c StoredResponse,
     ) -> Result<bool> {
+        const STORE: &str = "
+            update {idempotency}
+            set status = $4, headers = $5, body = $6,
+                expires_at = clock_timestamp() + $7 * interval '1 microsecond'
+            where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
+
         let stored = sqlx::query(tables.sql(STORE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -109,6 +95,10 @@ impl IdempotencyDialect for Postgres {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<()> {
+        const RELEASE: &str = "
+            delete from {idempotency}
+            where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
+
         sqlx::query(tables.sql(RELEASE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -124,6 +114,16 @@ impl IdempotencyDialect for Postgres {
         tables: &'c Tables,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = "
+            delete from {idempotency}
+            where ctid = any(array(
+                select ctid from {idempotency}
+                where expires_at <= clock_timestamp()
+                order by expires_at
+                limit $1
+                for update skip locked
+            ))";
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(limit as i64)
             .execute(connection)

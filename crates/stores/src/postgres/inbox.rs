@@ -8,20 +8,6 @@ use sqlx::{PgConnection, Postgres};
 use super::micros;
 use crate::{Tables, failure::failed, inbox::InboxDialect};
 
-const RECORD: &str = "
-    insert into {inbox} (consumer, message_id) values ($1, $2)
-    on conflict (consumer, message_id) do nothing";
-
-const PURGE: &str = "
-    delete from {inbox}
-    where ctid = any(array(
-        select ctid from {inbox}
-        where received_at < clock_timestamp() - $1 * interval '1 microsecond'
-        order by received_at
-        limit $2
-        for update skip locked
-    ))";
-
 impl InboxDialect for Postgres {
     async fn record_message<'c>(
         connection: &'c mut PgConnection,
@@ -29,6 +15,10 @@ impl InboxDialect for Postgres {
         consumer: &'c str,
         message_id: &'c str,
     ) -> Result<bool> {
+        const RECORD: &str = "
+            insert into {inbox} (consumer, message_id) values ($1, $2)
+            on conflict (consumer, message_id) do nothing";
+
         let recorded = sqlx::query(tables.sql(RECORD))
             .bind(consumer)
             .bind(message_id)
@@ -44,6 +34,16 @@ impl InboxDialect for Postgres {
         older_than: Duration,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = "
+            delete from {inbox}
+            where ctid = any(array(
+                select ctid from {inbox}
+                where received_at < clock_timestamp() - $1 * interval '1 microsecond'
+                order by received_at
+                limit $2
+                for update skip locked
+            ))";
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(micros(older_than))
             .bind(limit as i64)

@@ -10,56 +10,20 @@ use crate::{
     idempotency::{IdempotencyDialect, KeyLease, KeyRecord, RequestKey, StoredResponse},
 };
 
-const FIND: &str = concat!(
-    "select fingerprint, locked_until > now, status, headers, body
-    from {idempotency}, (select ",
-    now!(),
-    " as now)
-    where scope = ?1 and idempotency_key = ?2 and expires_at > now"
-);
-
-const TAKE: &str = concat!(
-    "insert into {idempotency} as k
-        (scope, idempotency_key, fingerprint, locked_by, locked_until, expires_at)
-    select ?1, ?2, ?3, ?4, now + ?5, now + ?6 from (select ",
-    now!(),
-    " as now) where true
-    on conflict (scope, idempotency_key) do update
-    set fingerprint = excluded.fingerprint, locked_by = excluded.locked_by,
-        locked_until = excluded.locked_until, expires_at = excluded.expires_at,
-        created_at = excluded.created_at, status = null, headers = null, body = null
-    where k.expires_at <= excluded.created_at
-       or (k.status is null and k.locked_until <= excluded.created_at
-           and k.fingerprint = excluded.fingerprint)"
-);
-
-const STORE: &str = concat!(
-    "update {idempotency}
-    set status = ?4, headers = ?5, body = ?6, expires_at = ?7 + ",
-    now!(),
-    "
-    where scope = ?1 and idempotency_key = ?2 and locked_by = ?3 and status is null"
-);
-
-const RELEASE: &str = "
-    delete from {idempotency}
-    where scope = ?1 and idempotency_key = ?2 and locked_by = ?3 and status is null";
-
-const PURGE: &str = concat!(
-    "delete from {idempotency}
-    where rowid in (
-        select rowid from {idempotency} where expires_at <= ",
-    now!(),
-    " order by expires_at limit ?1
-    )"
-);
-
 impl IdempotencyDialect for Sqlite {
     async fn find_key<'c>(
         connection: &'c mut SqliteConnection,
         tables: &'c Tables,
         key: &'c RequestKey,
     ) -> Result<Option<KeyRecord>> {
+        const FIND: &str = concat!(
+            "select fingerprint, locked_until > now, status, headers, body
+            from {idempotency}, (select ",
+            now!(),
+            " as now)
+            where scope = ?1 and idempotency_key = ?2 and expires_at > now"
+        );
+
         sqlx::query(tables.sql(FIND))
             .bind(&key.scope)
             .bind(&key.key)
@@ -75,6 +39,21 @@ impl IdempotencyDialect for Sqlite {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<bool> {
+        const TAKE: &str = concat!(
+            "insert into {idempotency} as k
+                (scope, idempotency_key, fingerprint, locked_by, locked_until, expires_at)
+            select ?1, ?2, ?3, ?4, now + ?5, now + ?6 from (select ",
+            now!(),
+            " as now) where true
+            on conflict (scope, idempotency_key) do update
+            set fingerprint = excluded.fingerprint, locked_by = excluded.locked_by,
+                locked_until = excluded.locked_until, expires_at = excluded.expires_at,
+                created_at = excluded.created_at, status = null, headers = null, body = null
+            where k.expires_at <= excluded.created_at
+               or (k.status is null and k.locked_until <= excluded.created_at
+                   and k.fingerprint = excluded.fingerprint)"
+        );
+
         let taken = sqlx::query(tables.sql(TAKE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -95,6 +74,14 @@ impl IdempotencyDialect for Sqlite {
         lease: &'c KeyLease,
         response: &'c StoredResponse,
     ) -> Result<bool> {
+        const STORE: &str = concat!(
+            "update {idempotency}
+            set status = ?4, headers = ?5, body = ?6, expires_at = ?7 + ",
+            now!(),
+            "
+            where scope = ?1 and idempotency_key = ?2 and locked_by = ?3 and status is null"
+        );
+
         let stored = sqlx::query(tables.sql(STORE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -115,6 +102,10 @@ impl IdempotencyDialect for Sqlite {
         key: &'c RequestKey,
         lease: &'c KeyLease,
     ) -> Result<()> {
+        const RELEASE: &str = "
+            delete from {idempotency}
+            where scope = ?1 and idempotency_key = ?2 and locked_by = ?3 and status is null";
+
         sqlx::query(tables.sql(RELEASE))
             .bind(&key.scope)
             .bind(&key.key)
@@ -130,6 +121,15 @@ impl IdempotencyDialect for Sqlite {
         tables: &'c Tables,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = concat!(
+            "delete from {idempotency}
+            where rowid in (
+                select rowid from {idempotency} where expires_at <= ",
+            now!(),
+            " order by expires_at limit ?1
+            )"
+        );
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(limit as i64)
             .execute(connection)

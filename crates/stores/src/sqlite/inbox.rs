@@ -8,19 +8,6 @@ use sqlx::{Sqlite, SqliteConnection};
 use super::{micros, row::now};
 use crate::{Tables, failure::failed, inbox::InboxDialect};
 
-const RECORD: &str = "
-    insert into {inbox} (consumer, message_id) values (?1, ?2)
-    on conflict (consumer, message_id) do nothing";
-
-const PURGE: &str = concat!(
-    "delete from {inbox}
-    where rowid in (
-        select rowid from {inbox} where received_at < ",
-    now!(),
-    " - ?1 order by received_at limit ?2
-    )"
-);
-
 impl InboxDialect for Sqlite {
     async fn record_message<'c>(
         connection: &'c mut SqliteConnection,
@@ -28,6 +15,10 @@ impl InboxDialect for Sqlite {
         consumer: &'c str,
         message_id: &'c str,
     ) -> Result<bool> {
+        const RECORD: &str = "
+            insert into {inbox} (consumer, message_id) values (?1, ?2)
+            on conflict (consumer, message_id) do nothing";
+
         let recorded = sqlx::query(tables.sql(RECORD))
             .bind(consumer)
             .bind(message_id)
@@ -43,6 +34,15 @@ impl InboxDialect for Sqlite {
         older_than: Duration,
         limit: usize,
     ) -> Result<u64> {
+        const PURGE: &str = concat!(
+            "delete from {inbox}
+            where rowid in (
+                select rowid from {inbox} where received_at < ",
+            now!(),
+            " - ?1 order by received_at limit ?2
+            )"
+        );
+
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(micros(older_than))
             .bind(limit as i64)

@@ -1,0 +1,179 @@
+//! What breaks on the way: handlers, clients, connections, leases.
+
+use axum::{Router, routing::post};
+use posthaste::idempotency::IdempotencyLayer;
+use tokio::{net::TcpListener, task::spawn};
+
+use crate::{
+    shop::{Answer, EFFECTS, EVENTS, KEYS, KeyDatabase, Server, client},
+    support::{Fixture, soon},
+};
+
+pub async fn a_refusal_that_was_committed_is_repeated<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    let first = server.pay("k", "decline").await;
+    assert_eq!(first.status, 402);
+    assert!(server.pay("k", "").await.is_repeat_of(&first));
+    assert_eq!((server.ran(), fixture.number(EFFECTS).await), (1, 1));
+    server.stop(fixture).await;
+}
+
+pub async fn a_handler_that_rolls_back_frees_the_key<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    for (behaviour, status) in [("refuse", 400), ("fail", 502)] {
+        assert_eq!(server.pay("k", behaviour).await.status, status);
+        assert_eq!((fixture.number(EFFECTS).await, fixture.number(KEYS).await), (0, 0));
+    }
+    assert_eq!(server.pay("k", "").await.status, 201);
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (1, 1));
+    server.stop(fixture).await;
+}
+
+pub async fn a_handler_that_forgets_to_commit_is_500<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    server.pay("k", "forget").await.is_problem(500, "not-committed");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(KEYS).await), (0, 0));
+    server.stop(fixture).await;
+}
+
+async fn freed<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let free = async { while fixture.number(KEYS).await > 0 {} };
+    soon("freeing the key", free).await;
+}
+
+pub async fn a_handler_that_panics_frees_the_key<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    let request = server.post("/pay", "k", "42").header("x-do", "panic");
+    assert!(soon("hanging up", request.send()).await.is_err(), "the connection was cut");
+    freed(fixture).await;
+    assert_eq!(server.pay("k", "").await.status, 201);
+    assert_eq!(fixture.number(EFFECTS).await, 1);
+    server.stop(fixture).await;
+}
+
+pub async fn a_client_that_hangs_up_frees_the_key<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    let client = client();
+    let request = server.post("/pay", "k", "42").header("x-do", "wait").build().unwrap();
+    let request = spawn(async move { client.execute(request).await });
+    soon("the request", server.shop.arrived.acquire()).await.unwrap().forget();
+    request.abort();
+    freed(fixture).await;
+    assert_eq!(server.pay("k", "").await.status, 201);
+    assert_eq!(fixture.number(EFFECTS).await, 1);
+    server.stop(fixture).await;
+}
+
+pub async fn a_response_that_is_too_large_undoes_the_effect_or_tells_of_it<DB: KeyDatabase>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    server.pay("k", "large").await.is_problem(500, "response-too-large");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(KEYS).await), (0, 0));
+    assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
+
+    let plain = || Answer::of(server.post("/plain", "p", "42").header("x-do", "large"));
+    let ran = server.ran();
+    let first = plain().await;
+    first.is_problem(500, "response-too-large");
+    assert!(String::from_utf8_lossy(&first.body).contains("was carried out"));
+    assert!(plain().await.is_repeat_of(&first), "and it is not carried out again");
+    assert_eq!(server.ran(), ran + 1);
+    server.stop(fixture).await;
+}
+
+pub async fn without_the_transaction_the_response_is_stored_after_the_effect<DB: KeyDatabase>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    let plain = |behaviour: &'static str| {
+        Answer::of(server.post("/plain", "k", "42").header("x-do", behaviour))
+    };
+    assert_eq!(plain("later").await.status, 429);
+    let first = plain("").await;
+    assert_eq!((first.status, &first.body[..]), (200, &b"run 1"[..]), "429 was not stored");
+    assert!(plain("").await.is_repeat_of(&first));
+    assert_eq!(server.ran(), 2);
+    server.stop(fixture).await;
+}
+
+/// The lease ends under a slow handler, and a repeat overtakes it: the late one is rolled back.
+pub async fn an_overtaken_handler_is_fenced<DB: KeyDatabase>(fixture: &Fixture<DB>) {
+    let server = Server::start(fixture).await;
+    let slow = server.post("/pay", "k", "42").header("x-do", "wait");
+    let slow = spawn(Answer::of(slow));
+    soon("the slow one", server.shop.arrived.acquire()).await.unwrap().forget();
+    let earlier = Fixture::<DB>::earlier("locked_until", 1);
+    fixture.sql(&format!("update {{idempotency}} set locked_until = {earlier}")).await;
+
+    Answer::of(server.post("/pay", "k", "43")).await.is_problem(422, "key-reused");
+    let quick = server.pay("k", "").await;
+    assert_eq!((quick.status, quick.header("idempotent-replayed")), (201, None));
+    server.shop.gate.add_permits(1);
+    slow.await.unwrap().is_problem(409, "key-in-use");
+    assert_eq!(server.ran(), 2, "both ran");
+    for counted in [EFFECTS, EVENTS] {
+        assert_eq!(fixture.number(counted).await, 1, "and one of them counts: {counted}");
+    }
+    assert!(server.pay("k", "").await.is_repeat_of(&quick));
+    server.stop(fixture).await;
+}
+
+pub async fn expired_keys_are_forgotten_and_purged_in_steps<DB: KeyDatabase>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    for n in 0..7 {
+        assert_eq!(server.pay(&format!("old{n}"), "").await.status, 201);
+    }
+    assert_eq!(server.layer.purge(10).await.unwrap(), 0);
+    let earlier = Fixture::<DB>::earlier("expires_at", 25);
+    fixture.sql(&format!("update {{idempotency}} set expires_at = {earlier}")).await;
+    let anew = Answer::of(server.post("/pay", "old0", "another request")).await;
+    assert_eq!((anew.status, anew.header("idempotent-replayed")), (201, None), "forgotten");
+
+    assert_eq!(server.layer.purge(4).await.unwrap(), 4);
+    assert_eq!(fixture.store.purge_idempotency(4).await.unwrap(), 2);
+    assert_eq!(fixture.store.purge_idempotency(4).await.unwrap(), 0);
+    let repeat = Answer::of(server.post("/pay", "old0", "another request")).await;
+    assert!(repeat.is_repeat_of(&anew), "what has not expired is kept");
+    server.stop(fixture).await;
+}
+
+pub async fn without_a_database_the_answer_is_503<DB: KeyDatabase>(_: &Fixture<DB>) {
+    let gone = DB::fixture().await;
+    let layer = IdempotencyLayer::new(gone.outbox(), gone.pool.clone(), |_| Some(String::new()));
+    let router = Router::new().route("/", post(|| async { "never" })).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let task = spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let pool = gone.pool.clone();
+    gone.clean().await;
+    pool.close().await;
+    let answer = Answer::of(client().post(url).header("idempotency-key", "k")).await;
+    answer.is_problem(503, "unavailable");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    task.abort();
+}
+
+async fn a_handler_whose_connection_is_cut_is_503_and_its_key_free<DB: KeyDatabase>() {
+    let fixture = DB::fixture().await;
+    let server = Server::start(&fixture).await;
+    server.pay("k", "cut").await.is_problem(503, "unavailable");
+    freed(&fixture).await;
+    assert_eq!(fixture.number(EFFECTS).await, 0);
+    assert_eq!(server.pay("k", "").await.status, 201);
+    assert_eq!((server.ran(), fixture.number(EFFECTS).await), (2, 1));
+    server.stop(&fixture).await;
+    fixture.clean().await;
+}
+
+#[tokio::test]
+async fn on_postgres_a_handler_whose_connection_is_cut_is_503_and_its_key_free() {
+    a_handler_whose_connection_is_cut_is_503_and_its_key_free::<sqlx::Postgres>().await;
+}
+
+#[tokio::test]
+async fn on_mariadb_a_handler_whose_connection_is_cut_is_503_and_its_key_free() {
+    a_handler_whose_connection_is_cut_is_503_and_its_key_free::<sqlx::MySql>().await;
+}
