@@ -21,6 +21,8 @@ pub mod status;
 
 pub mod envelope;
 
+pub mod enqueue;
+
 pub mod store;
 
 pub mod transport;
@@ -36,6 +38,7 @@ pub mod clock;
 mod error;
 
 pub use crate::{
+    enqueue::Enqueued,
     envelope::Envelope,
     error::{Error, ErrorKind, Result},
     event::{Event, EventBuilder, Ordering},

@@ -24,8 +24,10 @@ pub mod mysql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use posthaste_core::Enqueued;
+
 pub use self::{
     connect::{Options, connect, migrations_sql},
-    dialect::{Dialect, Enqueued},
+    dialect::Dialect,
     tables::Tables,
 };
