@@ -6,23 +6,42 @@
 //! W3C trace context from the current span at enqueue to the span of the publish, and a
 //! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
 
+mod check;
+
+#[cfg(feature = "sqlx")]
 mod outbox;
 
+#[cfg(feature = "sqlx")]
 mod transaction;
 
+#[cfg(feature = "sqlx")]
 mod notify;
+
+mod postgres_outbox;
+
+pub mod drivers;
 
 #[cfg(feature = "trace")]
 mod trace;
 
+#[cfg(feature = "deadpool")]
+pub use deadpool_postgres;
+#[cfg(feature = "diesel-async")]
+pub use diesel;
+#[cfg(feature = "diesel-async")]
+pub use diesel_async;
+pub use jiff;
 pub use posthaste_core::{
-    Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits, Ordering,
-    Result, Secret, Status, TableName, TypeName, backoff, clock, key, store, transport,
+    Enqueued, Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, Key, Limits,
+    Ordering, Result, Secret, Status, TableName, TypeName, backoff, clock, enqueue, key, store,
+    transport,
 };
 #[cfg(feature = "relay")]
 pub use posthaste_relay as relay;
+#[cfg(feature = "sqlx")]
 pub use posthaste_stores as stores;
-pub use posthaste_stores::{Dialect, Enqueued};
+#[cfg(feature = "sqlx")]
+pub use posthaste_stores::Dialect;
 #[cfg(any(
     feature = "bus",
     feature = "handlers",
@@ -31,7 +50,16 @@ pub use posthaste_stores::{Dialect, Enqueued};
     feature = "wire"
 ))]
 pub use posthaste_transports as transports;
+#[cfg(feature = "sea-orm")]
+pub use sea_orm;
+#[cfg(feature = "sqlx")]
+pub use sqlx;
+#[cfg(feature = "tokio-postgres")]
+pub use tokio_postgres;
+pub use uuid;
 
+pub use self::{drivers::PostgresTransaction, postgres_outbox::PostgresOutbox};
+#[cfg(feature = "sqlx")]
 pub use self::{
     outbox::{EnqueueIn, Outbox},
     transaction::OutboxTransaction,

@@ -6,7 +6,7 @@ use posthaste_core::{Error, ErrorKind, Event, Limits, Result, TableName};
 use posthaste_stores::{Dialect, Enqueued, Tables};
 use sqlx::{Pool, Transaction};
 
-use crate::{OutboxTransaction, notify::Notifier};
+use crate::{OutboxTransaction, check::checked, notify::Notifier};
 
 /// Writes events of one outbox. Cheap to clone.
 ///
@@ -66,6 +66,13 @@ impl<DB: Dialect> Outbox<DB> {
     pub fn with_default_tenant(self, tenant: impl Into<String>) -> Self {
         let tenant = tenant.into();
         self.change(|inner| inner.default_tenant = Some(tenant))
+    }
+
+    /// Prepares nothing under a name on PostgreSQL: for a pool that goes through a transaction pooler
+    /// which does not follow prepared statements, such as PgBouncer before 1.21. It costs a round trip
+    /// with each call. Call it before the outbox is cloned.
+    pub fn without_named_statements(self) -> Self {
+        self.change(|inner| inner.tables = inner.tables.without_named_statements())
     }
 
     /// Hands committed events to a relay in this process. Call it before the outbox is cloned.
@@ -139,16 +146,7 @@ impl<DB: Dialect> Outbox<DB> {
     }
 
     fn checked(&self, events: Vec<Event>) -> Result<Vec<Event>> {
-        let tenant = self.inner.default_tenant.as_deref();
-        events
-            .into_iter()
-            .map(|event| {
-                event.check(&self.inner.limits)?;
-                #[cfg(feature = "trace")]
-                let event = crate::trace::with_current_span(event);
-                Ok(event.with_default_tenant(tenant))
-            })
-            .collect()
+        checked(events, self.inner.limits, self.inner.default_tenant.as_deref())
     }
 }
 

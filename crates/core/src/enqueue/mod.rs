@@ -27,6 +27,12 @@ pub struct Enqueued {
     pub duplicate: bool,
 }
 
+/// What an insert wrote: sequences by the events' ids.
+pub type Written = HashMap<Uuid, i64>;
+
+/// What was found there already, by the events' ids.
+pub type Found = HashMap<Uuid, Known>;
+
 /// What is there already under an event's id: its sequence, and what must not differ.
 #[derive(Debug, Clone)]
 pub struct Known {
@@ -85,16 +91,12 @@ pub fn pieces(mut events: &[Event], most: usize, most_bytes: usize) -> Vec<&[Eve
 }
 
 /// The ids that an insert did not write, because they were there already.
-pub fn missing(events: &[Event], written: &HashMap<Uuid, i64>) -> Vec<Uuid> {
+pub fn missing(events: &[Event], written: &Written) -> Vec<Uuid> {
     events.iter().map(Event::id).filter(|id| !written.contains_key(id)).collect()
 }
 
 /// One answer an event, in the order of the call, from what was written and what was found there.
-pub fn answers(
-    events: &[Event],
-    mut written: HashMap<Uuid, i64>,
-    known: &HashMap<Uuid, Known>,
-) -> Result<Vec<Enqueued>> {
+pub fn answers(events: &[Event], mut written: Written, known: &Found) -> Result<Vec<Enqueued>> {
     let mut first = HashMap::new();
     events
         .iter()

@@ -1,11 +1,9 @@
 //! Writing events in the caller's own transaction.
 
-use std::collections::HashMap;
-
 use posthaste_core::{
     Event, Result,
     enqueue::{
-        Known, answers, duplicate, missing, pieces,
+        Found, Known, Written, answers, duplicate, missing, pieces,
         postgres::{Columns, FIND_KNOWN, INSERT, INSERT_ONE, Row, STATEMENT_BYTES},
         refuse_two_of_one_id,
     },
@@ -42,6 +40,7 @@ async fn enqueue_one(
 ) -> Result<Enqueued> {
     let row = Row::of(event);
     let written: Option<i64> = sqlx::query_scalar(tables.sql(INSERT_ONE))
+        .persistent(tables.named_statements())
         .bind(row.event_id)
         .bind(row.event_type)
         .bind(row.aggregate_type)
@@ -74,6 +73,7 @@ async fn enqueue_many(
 ) -> Result<Vec<Enqueued>> {
     let columns = Columns::of(events);
     let written: Vec<(Uuid, i64)> = sqlx::query_as(tables.sql(INSERT))
+        .persistent(tables.named_statements())
         .bind(columns.event_id)
         .bind(columns.event_type)
         .bind(columns.aggregate_type)
@@ -92,7 +92,7 @@ async fn enqueue_many(
         .fetch_all(&mut *connection)
         .await
         .map_err(failed("writing events"))?;
-    let written: HashMap<Uuid, i64> = written.into_iter().collect();
+    let written: Written = written.into_iter().collect();
     let known = find_known(connection, tables, missing(events, &written)).await?;
     answers(events, written, &known)
 }
@@ -101,11 +101,12 @@ async fn find_known(
     connection: &mut PgConnection,
     tables: &Tables,
     ids: Vec<Uuid>,
-) -> Result<HashMap<Uuid, Known>> {
+) -> Result<Found> {
     if ids.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Found::new());
     }
     sqlx::query(tables.sql(FIND_KNOWN))
+        .persistent(tables.named_statements())
         .bind(ids)
         .try_map(|row: PgRow| {
             let known = Known {

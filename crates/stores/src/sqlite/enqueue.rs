@@ -1,11 +1,9 @@
 //! Writing events in the caller's own transaction.
 
-use std::collections::HashMap;
-
 use jiff::Timestamp;
 use posthaste_core::{
     Event, Result,
-    enqueue::{Known, answers, duplicate, missing, refuse_two_of_one_id},
+    enqueue::{Found, Known, Written, answers, duplicate, missing, refuse_two_of_one_id},
     envelope::{headers_column, ordering_column},
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
@@ -119,7 +117,7 @@ async fn enqueue_many(
         .fetch_all(&mut *connection)
         .await
         .map_err(failed("writing events"))?;
-    let written: HashMap<Uuid, i64> = rows.into_iter().collect();
+    let written: Written = rows.into_iter().collect();
     let known = find_known(connection, tables, &missing(events, &written)).await?;
     answers(events, written, &known)
 }
@@ -133,9 +131,9 @@ async fn find_known(
     connection: &mut SqliteConnection,
     tables: &Tables,
     ids: &[Uuid],
-) -> Result<HashMap<Uuid, Known>> {
+) -> Result<Found> {
     if ids.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Found::new());
     }
     sqlx::query(tables.sql(FIND_KNOWN))
         .bind(list(ids.iter().map(Uuid::to_string)))
