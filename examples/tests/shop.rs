@@ -13,6 +13,6 @@ fn the_shop_on_sqlite_delivers_what_it_commits() {
     std::fs::create_dir(&folder).unwrap();
     let file = folder.join("shop.db");
     let arguments = ["--sqlite", file.to_str().unwrap()];
-    shops::Shop::open(env!("CARGO_BIN_EXE_shop"), &arguments).is_a_shop();
+    shops::Shop::open(env!("CARGO_BIN_EXE_shop"), &arguments).keeps_its_promises();
     std::fs::remove_dir_all(&folder).unwrap();
 }
