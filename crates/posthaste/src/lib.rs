@@ -2,9 +2,14 @@
 //! and a relay delivers them to the world, at least once and in order per aggregate.
 //!
 //! This crate is the front door that applications depend on. It costs only what its features name:
-//! a database (`postgres`, `mysql`, `sqlite`), `relay` for delivering in the same process, `trace` for
-//! W3C trace context from the current span at enqueue to the span of the publish, and a
-//! destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`, `log`, `memory`).
+//! a database (`postgres`, `mysql`, `sqlite`, through sqlx 0.9) or another driver of PostgreSQL
+//! (`tokio-postgres`, `deadpool`, `diesel-async`, `sea-orm`), `relay` for delivering in the same
+//! process, `trace` for W3C trace context from the current span at enqueue to the span of the
+//! publish, and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`,
+//! `log`, `memory`).
+//!
+//! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …), and so are
+//! `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
 
 mod check;
 

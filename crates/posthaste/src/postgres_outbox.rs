@@ -17,8 +17,24 @@ use crate::{check::checked, drivers::PostgresTransaction};
 /// diesel-async and sea-orm with the features of these names, sqlx 0.8 with the crate
 /// `posthaste-sqlx-08`. What it promises is what `Outbox` promises. Cheap to clone.
 ///
-/// It keeps no session state and prepares no statement under a name, so it works behind a
-/// transaction pooler.
+/// It keeps no session state, so it works behind a transaction pooler; of the drivers only sea-orm prepares
+/// statements under names that outlive the transaction.
+///
+#[cfg_attr(feature = "tokio-postgres", doc = "```no_run")]
+#[cfg_attr(not(feature = "tokio-postgres"), doc = "```ignore")]
+/// use posthaste::{Event, PostgresOutbox, tokio_postgres::Client};
+///
+/// # async fn example(mut client: Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let outbox = PostgresOutbox::new("outbox_event".parse()?);
+///
+/// let mut tx = client.transaction().await?;
+/// tx.execute("insert into orders (id) values (42)", &[]).await?;
+/// let event = Event::builder("OrderPlaced").aggregate("Order", 42).raw_json("{}").build()?;
+/// outbox.enqueue(&mut tx, event).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # After the commit
 /// The driver commits, so nobody is told and the relay's next poll finds the event. To be

@@ -18,6 +18,8 @@ mod diesel_async;
 
 mod sea_orm;
 
+mod wake;
+
 use self::{
     adapter::{Adapter, Route},
     diesel_async::DieselAsync,
