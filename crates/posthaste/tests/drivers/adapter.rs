@@ -1,5 +1,7 @@
 //! What the cases ask of a driver: to run a short script in one transaction.
 
+use std::pin::Pin;
+
 use posthaste::{Enqueued, Event, Limits, Outbox, PostgresOutbox, Result, TableName};
 
 use crate::support::{Fixture, TestDatabase, url};
@@ -26,7 +28,6 @@ impl Route {
 }
 
 /// One step in a transaction.
-#[derive(Clone)]
 pub enum Step {
     /// Enqueues in the transaction.
     Enqueue(Vec<Event>),
@@ -34,6 +35,8 @@ pub enum Step {
     InSavepoint { events: Vec<Event>, keep: bool },
     /// Plain SQL.
     Sql(String),
+    /// Something else happens meanwhile.
+    Meanwhile(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 /// How a transaction ends.

@@ -254,3 +254,44 @@ pub async fn many_events_keep_their_order<A: Adapter>(on: &Fixture<A::Database>,
     assert!(enqueued.is_sorted_by_key(|answer| answer.sequence));
     assert_eq!(ids(&delivered(on).await), expected);
 }
+
+/// What a database refuses for good is no reason to try again, and is told without values.
+pub async fn a_refusal_quotes_nothing<A: Adapter>(on: &Fixture<A::Database>, adapter: &mut A) {
+    let settings = Settings::of("no_such_outbox".parse().unwrap());
+    let secret = Event::builder("Secret").raw_json("\"hidden\"").build().unwrap();
+    let steps = vec![order(on, 1), Step::Enqueue(vec![secret])];
+    let error = adapter.transaction(&settings, steps, End::Commit).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Database, "{error}");
+    assert!(error.to_string().starts_with("writing "), "{error}");
+    assert!(std::error::Error::source(&error).is_some());
+    assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
+    orders(on, 0).await;
+}
+
+/// What marks a connection, and what then cuts it.
+pub fn cut(on: &Fixture<sqlx::Postgres>) -> (String, impl Future<Output = ()> + Send + use<>) {
+    let name = on.tables.name().bare().to_owned();
+    let pool = on.pool.clone();
+    let mark = format!("set application_name = '{name}'");
+    let cut = async move {
+        let cut =
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1";
+        let ended: Vec<bool> = sqlx::query_scalar(cut).bind(&name).fetch_all(&pool).await.unwrap();
+        assert_eq!(ended, [true]);
+    };
+    (mark, cut)
+}
+
+/// A connection that was cut is a reason to try again.
+pub async fn a_lost_connection_is_worth_another_try<A: Adapter<Database = sqlx::Postgres>>(
+    on: &Fixture<sqlx::Postgres>,
+    adapter: &mut A,
+) {
+    let settings = Settings::of(on.table());
+    let (mark, cut) = cut(on);
+    let (mark, cut) = (Step::Sql(mark), Step::Meanwhile(Box::pin(cut)));
+    let steps = vec![mark, cut, Step::Enqueue(vec![event("1", 1)])];
+    let error = adapter.transaction(&settings, steps, End::Commit).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    assert!(delivered(on).await.is_empty());
+}

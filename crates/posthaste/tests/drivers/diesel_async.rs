@@ -4,7 +4,10 @@ use posthaste::{
     diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection},
 };
 
-use super::adapter::{Adapter, End, Route, Settings, Step};
+use super::{
+    adapter::{Adapter, End, Route, Settings, Step},
+    cases::cut,
+};
 use crate::support::{Fixture, TestDatabase, event};
 
 pub struct DieselAsync(AsyncPgConnection);
@@ -58,6 +61,7 @@ impl Adapter for DieselAsync {
                             Err(refused) => return Err(refused),
                         }
                     }
+                    Step::Meanwhile(future) => future.await,
                     Step::Sql(sql) => connection.batch_execute(&sql).await?,
                 }
             }
@@ -78,5 +82,27 @@ async fn a_connection_without_a_transaction_is_refused() {
     let error = outbox.enqueue(&mut adapter.0, event("1", 1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::State, "{error}");
     assert_eq!(on.store.counts().await.unwrap().new, 0);
+    on.clean().await;
+}
+
+/// Not among the cases: what `transaction` gives back is the failure of its own rollback.
+#[tokio::test]
+async fn a_lost_connection_is_worth_another_try() {
+    let on = sqlx::Postgres::fixture().await;
+    let mut adapter = DieselAsync::connect(&on, Route::Direct).await;
+    let outbox = Settings::of(on.table()).postgres_outbox();
+    let (mark, cut) = cut(&on);
+    let mut answer = None;
+    let transaction = adapter.0.transaction(async |connection| {
+        connection.batch_execute(&mark).await?;
+        cut.await;
+        // diesel keeps no code of the server's farewell, which whoever comes first gets to read.
+        let _ = connection.batch_execute("select 1").await;
+        answer = Some(outbox.enqueue(connection, event("1", 1)).await);
+        Ok::<_, DieselError>(())
+    });
+    assert!(transaction.await.is_err());
+    let error = answer.unwrap().unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
     on.clean().await;
 }

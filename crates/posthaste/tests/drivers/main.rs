@@ -44,7 +44,15 @@ macro_rules! with {
                 limits_are_checked_and_the_default_tenant_applies,
                 the_trace_of_the_current_span_goes_along,
                 many_events_keep_their_order,
+                a_refusal_quotes_nothing,
             );
+        }
+    };
+    ($module:ident, $adapter:ty, and $($case:ident),*) => {
+        mod $module {
+            use super::*;
+
+            with!(@ $adapter, Route::Direct, $($case),*);
         }
     };
     ($module:ident, $adapter:ty, $route:expr) => {
@@ -92,3 +100,8 @@ with!(diesel_async_direct, DieselAsync);
 with!(diesel_async_pooler, DieselAsync, Route::Pooler);
 with!(sea_orm_direct, SeaOrm);
 with!(sea_orm_pooler, SeaOrm, Route::PoolerThatResets);
+with!(sqlx_09_cut, Sqlx09<sqlx::Postgres>, and a_lost_connection_is_worth_another_try);
+with!(sqlx_08_cut, Sqlx08, and a_lost_connection_is_worth_another_try);
+with!(tokio_postgres_cut, TokioPostgres, and a_lost_connection_is_worth_another_try);
+with!(deadpool_cut, Deadpool, and a_lost_connection_is_worth_another_try);
+with!(sea_orm_cut, SeaOrm, and a_lost_connection_is_worth_another_try);

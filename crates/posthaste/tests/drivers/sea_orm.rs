@@ -44,6 +44,7 @@ impl Adapter for SeaOrm {
                         savepoint.rollback().await.unwrap();
                     }
                 }
+                Step::Meanwhile(future) => future.await,
                 Step::Sql(sql) => {
                     tx.execute_unprepared(&sql).await.unwrap();
                 }

@@ -39,6 +39,7 @@ impl Adapter for Sqlx08 {
                         savepoint.rollback().await.unwrap();
                     }
                 }
+                Step::Meanwhile(future) => future.await,
                 Step::Sql(sql) => {
                     (&mut *tx).execute(&*sql).await.unwrap();
                 }

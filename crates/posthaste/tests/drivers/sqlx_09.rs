@@ -50,6 +50,7 @@ macro_rules! on_sqlx_09 {
                                 savepoint.rollback().await.unwrap();
                             }
                         }
+                        Step::Meanwhile(future) => future.await,
                         Step::Sql(sql) => {
                             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
                         }

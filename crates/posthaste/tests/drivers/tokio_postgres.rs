@@ -29,6 +29,7 @@ macro_rules! run {
                         savepoint.rollback().await.unwrap();
                     }
                 }
+                Step::Meanwhile(future) => future.await,
                 Step::Sql(sql) => tx.batch_execute(&sql).await.unwrap(),
             }
         }
