@@ -37,6 +37,16 @@ pub enum ErrorKind {
     State,
 }
 
+impl ErrorKind {
+    /// What this SQLSTATE of PostgreSQL means to the caller: connection, resources, shutdown,
+    /// serialisation, deadlock and lock timeout pass; anything else stays.
+    pub fn of_sqlstate(code: &str) -> Self {
+        let passes = ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
+            || matches!(code, "40001" | "40P01" | "55P03");
+        if passes { Self::Unavailable } else { Self::Database }
+    }
+}
+
 impl Error {
     /// An error of this kind with this message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {

@@ -23,6 +23,8 @@ pub mod status;
 
 pub mod envelope;
 
+pub mod enqueue;
+
 pub mod store;
 
 pub mod transport;
@@ -38,6 +40,7 @@ pub mod clock;
 mod error;
 
 pub use crate::{
+    enqueue::Enqueued,
     envelope::Envelope,
     error::{Error, ErrorKind, Result},
     event::{Event, EventBuilder, Ordering},

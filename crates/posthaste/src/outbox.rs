@@ -7,7 +7,7 @@ use posthaste_stores::{Dialect, Enqueued, Tables};
 use sqlx::{Pool, Transaction};
 
 use crate::{
-    OutboxTransaction,
+    OutboxTransaction, check,
     hook::{Hook, Hooks, Moment, Written},
     notify::Notifier,
 };
@@ -76,6 +76,13 @@ impl<DB: Dialect> Outbox<DB> {
     pub fn with_default_tenant(self, tenant: impl Into<String>) -> Self {
         let tenant = tenant.into();
         self.change(|inner| inner.default_tenant = Some(tenant))
+    }
+
+    /// Prepares nothing under a name on PostgreSQL: for a pool that goes through a transaction pooler
+    /// which does not follow prepared statements, such as PgBouncer before 1.21. It costs a round trip
+    /// with each call. Call it before the outbox is cloned.
+    pub fn without_named_statements(self) -> Self {
+        self.change(|inner| inner.tables = inner.tables.without_named_statements())
     }
 
     /// Hands committed events to a relay in this process. Call it before the outbox is cloned.
@@ -197,9 +204,7 @@ impl<DB: Dialect> Outbox<DB> {
     }
 
     fn complete(&self, event: Event) -> Event {
-        #[cfg(feature = "trace")]
-        let event = crate::trace::with_current_span(event);
-        event.with_default_tenant(self.inner.default_tenant.as_deref())
+        check::completed(event, self.inner.default_tenant.as_deref())
     }
 
     async fn write(

@@ -1,7 +1,7 @@
 //! A library user pays for what is named: one store and one transport bring no other broker's
-//! client and no other database's driver.
+//! client and no other database's driver, and a writer through one driver no other driver.
 
-use std::{env, process::Command};
+use std::{collections::BTreeSet, env, process::Command};
 
 /// The client of each destination, the drivers of the databases, and what must not come at all.
 const CLIENTS: [(&str, &str); 9] = [
@@ -16,9 +16,10 @@ const CLIENTS: [(&str, &str); 9] = [
     ("mysql", "sqlx-mysql"),
 ];
 
-fn tree(features: &str) -> Vec<String> {
+/// What a package with these features is compiled from, as `name version`.
+fn packages(package: &str, features: &str) -> BTreeSet<String> {
     let output = Command::new(env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
-        .args(["tree", "-p", "posthaste", "--no-default-features", "--features", features])
+        .args(["tree", "-p", package, "--no-default-features", "--features", features])
         .args(["--edges", "normal,build", "--prefix", "none", "--format", "{p}", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
@@ -27,8 +28,14 @@ fn tree(features: &str) -> Vec<String> {
     String::from_utf8(output.stdout)
         .unwrap()
         .lines()
-        .filter_map(|line| line.split(' ').next().map(str::to_owned))
+        .filter(|line| !line.is_empty())
+        .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "))
         .collect()
+}
+
+fn tree(features: &str) -> Vec<String> {
+    let name = |package: String| package.split(' ').next().unwrap_or_default().to_owned();
+    packages("posthaste", features).into_iter().map(name).collect()
 }
 
 #[test]
@@ -61,4 +68,33 @@ fn idempotency_keys_bring_no_server_and_no_client() {
     for name in ["axum", "hyper", "tower", "reqwest", "rustls", "posthaste-relay"] {
         assert!(!tree.iter().any(|known| known == name), "{name}");
     }
+}
+
+#[test]
+fn a_writer_on_postgres_is_at_most_180_crates() {
+    let packages = packages("posthaste", "postgres");
+    assert!(packages.len() <= 180, "{}: {packages:?}", packages.len());
+}
+
+#[test]
+fn another_driver_brings_neither_sqlx_nor_libpq() {
+    for named in ["tokio-postgres", "deadpool", "diesel-async"] {
+        let tree = tree(named);
+        let driver = if named == "deadpool" { "deadpool-postgres" } else { named };
+        assert!(tree.iter().any(|name| name == driver), "{tree:?}");
+        for other in ["sqlx", "sqlx-core", "sqlx-postgres", "posthaste-stores", "pq-sys"] {
+            assert!(!tree.iter().any(|name| name == other), "{other} with {named}");
+        }
+    }
+}
+
+#[test]
+fn sea_orm_shares_our_sqlx_and_sqlx_08_does_not_bring_it() {
+    let with_sea_orm = packages("posthaste", "postgres,sea-orm");
+    let of_sqlx = |name: &&String| name.starts_with("sqlx-core ");
+    assert_eq!(with_sea_orm.iter().filter(of_sqlx).count(), 1, "{with_sea_orm:?}");
+    let of_08 = packages("posthaste-sqlx-08", "");
+    let versions: Vec<_> = of_08.iter().filter(of_sqlx).collect();
+    assert!(matches!(&versions[..], [one] if one.starts_with("sqlx-core v0.8.")), "{versions:?}");
+    assert!(!of_08.iter().any(|name| name.starts_with("libsqlite3-sys ")), "{of_08:?}");
 }

@@ -2,22 +2,10 @@
 
 use std::{future::Future, sync::Arc};
 
-use posthaste_core::{Event, Result, store::Store};
+use posthaste_core::{Enqueued, Event, Result, store::Store};
 use sqlx::{Database, Pool, Transaction, error::DatabaseError};
-use uuid::Uuid;
 
 use crate::Tables;
-
-/// What `enqueue` wrote, or had written before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Enqueued {
-    /// The event's id.
-    pub id: Uuid,
-    /// Its place in the outbox.
-    pub sequence: i64,
-    /// The same event was there already: nothing was written, this is the first sequence.
-    pub duplicate: bool,
-}
 
 /// A database that Posthaste can write to through sqlx.
 pub trait Dialect: Database {

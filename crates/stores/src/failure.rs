@@ -29,19 +29,11 @@ fn kind_of(error: &sqlx::Error) -> ErrorKind {
         | sqlx::Error::WorkerCrashed
         | sqlx::Error::Protocol(_) => ErrorKind::Unavailable,
         sqlx::Error::Database(database) => match database.code().as_deref() {
-            // PostgreSQL: connection, resources, shutdown, serialisation and deadlock.
             // MySQL: deadlock, lock wait, too many connections, shutdown.
             // SQLite: busy and locked, with their extended codes.
-            Some(code)
-                if code.starts_with("08")
-                    || code.starts_with("53")
-                    || code.starts_with("57P")
-                    || matches!(code, "40001" | "40P01" | "55P03" | "HY000" | "08S01")
-                    || matches!(code, "5" | "6" | "261" | "262" | "517" | "773") =>
-            {
-                ErrorKind::Unavailable
-            }
-            _ => ErrorKind::Database,
+            Some("HY000" | "5" | "6" | "261" | "262" | "517" | "773") => ErrorKind::Unavailable,
+            Some(code) => ErrorKind::of_sqlstate(code),
+            None => ErrorKind::Database,
         },
         _ => ErrorKind::Database,
     }

@@ -28,8 +28,10 @@ pub mod mysql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use posthaste_core::Enqueued;
+
 pub use self::{
     connect::{Options, connect, migrations_sql},
-    dialect::{Dialect, Enqueued, is_rolled_back},
+    dialect::{Dialect, is_rolled_back},
     tables::Tables,
 };

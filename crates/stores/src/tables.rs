@@ -15,6 +15,8 @@ pub struct Tables(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     name: TableName,
+    /// Whether a writer's statements are prepared under a name and kept with the connection.
+    named_statements: bool,
     /// Finished statements by their template, so that each is put together once.
     statements: RwLock<HashMap<&'static str, Arc<str>>>,
 }
@@ -22,7 +24,19 @@ struct Inner {
 impl Tables {
     /// The tables of the outbox of this name.
     pub fn new(name: TableName) -> Self {
-        Self(Arc::new(Inner { name, statements: RwLock::default() }))
+        Self(Arc::new(Inner { name, named_statements: true, statements: RwLock::default() }))
+    }
+
+    /// The same tables for a writer behind a transaction pooler that does not follow prepared statements:
+    /// on PostgreSQL its statements are prepared anew with every call, under no name.
+    pub fn without_named_statements(&self) -> Self {
+        let name = self.0.name.clone();
+        Self(Arc::new(Inner { name, named_statements: false, statements: RwLock::default() }))
+    }
+
+    /// Whether a writer's statements are prepared under a name and kept with the connection.
+    pub fn named_statements(&self) -> bool {
+        self.0.named_statements
     }
 
     /// The outbox's name.

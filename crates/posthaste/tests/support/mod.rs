@@ -68,7 +68,7 @@ macro_rules! run_plain_sql {
     };
 }
 
-fn url(variable: &str) -> String {
+pub fn url(variable: &str) -> String {
     std::env::var(variable)
         .unwrap_or_else(|_| panic!("{variable} is not set: run the tests with scripts/test"))
 }
@@ -121,6 +121,11 @@ impl<DB: TestDatabase> Fixture<DB> {
         let store = DB::store(pool.clone(), tables.clone());
         store.migrate(None).await.unwrap();
         Self { pool, store, tables, file }
+    }
+
+    /// The file of an outbox on SQLite.
+    pub fn file(&self) -> &std::path::Path {
+        self.file.as_deref().expect("only SQLite has a file")
     }
 
     pub fn table(&self) -> TableName {

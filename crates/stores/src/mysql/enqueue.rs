@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use posthaste_core::{
     Error, ErrorKind, Event, Result,
+    enqueue::{Known, duplicate, pieces, refuse_two_of_one_id},
     envelope::{headers_column, ordering_column},
 };
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlArguments, mysql::MySqlRow};
@@ -38,8 +39,8 @@ pub(super) async fn enqueue(
         [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
         _ => {
             let mut enqueued = HashMap::with_capacity(events.len());
-            for chunk in chunks(events) {
-                enqueue_many(connection, tables, chunk, &mut enqueued).await?;
+            for piece in pieces(events, STATEMENT_EVENTS, STATEMENT_BYTES) {
+                enqueue_many(connection, tables, piece, &mut enqueued).await?;
             }
             answers(events, &mut enqueued)
         }
@@ -158,16 +159,6 @@ async fn insert_many(
     }
 }
 
-/// What is there already under an event's id: its sequence, and what must not differ.
-struct Known {
-    sequence: i64,
-    event_type: String,
-    aggregate_type: String,
-    aggregate_id: Option<String>,
-    tenant: Option<String>,
-    ordering_key: Option<String>,
-}
-
 /// What this transaction sees, its own writes included. A list is never read with locks: on a
 /// small table the server would walk through the index and wait for everybody's open inserts.
 const FIND_SEEN: &str = "
@@ -211,31 +202,6 @@ async fn find_known(
         .map_err(failed("looking for an event that was written before"))
 }
 
-/// The answer for an event whose id was there already.
-fn duplicate(event: &Event, known: Option<&Known>) -> Result<Enqueued> {
-    let id = event.id();
-    let Some(known) = known else {
-        return Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("event {id} was being purged while it was written again; try again"),
-        ));
-    };
-    let differs = if known.tenant.as_deref() != event.tenant() {
-        "tenant"
-    } else if known.event_type != event.event_type() {
-        "event type"
-    } else if known.aggregate_type != event.aggregate_type() {
-        "aggregate type"
-    } else if known.aggregate_id.as_deref() != event.aggregate_id() {
-        "aggregate id"
-    } else if known.ordering_key.as_deref() != ordering_column(event) {
-        "ordering key"
-    } else {
-        return Ok(Enqueued { id, sequence: known.sequence, duplicate: true });
-    };
-    Err(conflict(id, differs))
-}
-
 /// One answer an event, in the order of the call; an id that comes twice was written by its first.
 fn answers(events: &[Event], enqueued: &mut HashMap<Uuid, Enqueued>) -> Result<Vec<Enqueued>> {
     events
@@ -249,50 +215,4 @@ fn answers(events: &[Event], enqueued: &mut HashMap<Uuid, Enqueued>) -> Result<V
             Ok(first)
         })
         .collect()
-}
-
-/// An id twice in one call must mean the same event twice.
-fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
-    if events.len() < 2 {
-        return Ok(());
-    }
-    let mut seen: HashMap<Uuid, &Event> = HashMap::with_capacity(events.len());
-    for event in events {
-        let Some(first) = seen.insert(event.id(), event) else {
-            continue;
-        };
-        let same = first.tenant() == event.tenant()
-            && first.event_type() == event.event_type()
-            && first.aggregate_type() == event.aggregate_type()
-            && first.aggregate_id() == event.aggregate_id()
-            && first.ordering() == event.ordering()
-            && first.payload() == event.payload();
-        if !same {
-            return Err(conflict(event.id(), "content"));
-        }
-    }
-    Ok(())
-}
-
-fn conflict(id: Uuid, differs: &str) -> Error {
-    Error::new(
-        ErrorKind::Conflict,
-        format!("event {id} was written before with another {differs}; give it an id of its own"),
-    )
-}
-
-/// The events in pieces that fit into one statement; nearly always one piece.
-fn chunks(mut events: &[Event]) -> Vec<&[Event]> {
-    let mut chunks = Vec::with_capacity(1);
-    while !events.is_empty() {
-        let mut bytes = 0;
-        let fits = events.iter().take(STATEMENT_EVENTS).take_while(|event| {
-            bytes += event.payload().len();
-            bytes <= STATEMENT_BYTES
-        });
-        let (chunk, rest) = events.split_at(fits.count().max(1));
-        chunks.push(chunk);
-        events = rest;
-    }
-    chunks
 }

@@ -1,19 +1,17 @@
 //! Writing events in the caller's own transaction.
 
-use std::collections::HashMap;
-
 use posthaste_core::{
-    Error, ErrorKind, Event, Result,
-    envelope::{headers_column, ordering_column},
+    Event, Result,
+    enqueue::{
+        Found, Known, Written, answers, duplicate, missing, pieces,
+        postgres::{Columns, FIND_KNOWN, INSERT, INSERT_ONE, Row, STATEMENT_BYTES},
+        refuse_two_of_one_id,
+    },
 };
-use sqlx::{PgConnection, Row, postgres::PgRow};
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::row::Micros;
 use crate::{Enqueued, Tables, failure::failed};
-
-/// Payload bytes in one statement: far below what PostgreSQL takes in one array.
-const STATEMENT_BYTES: usize = 64 * 1024 * 1024;
 
 /// See [`Dialect::enqueue`](crate::Dialect::enqueue).
 pub(super) async fn enqueue(
@@ -27,43 +25,37 @@ pub(super) async fn enqueue(
         [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
         _ => {
             let mut enqueued = Vec::with_capacity(events.len());
-            for chunk in chunks(events) {
-                enqueued.extend(enqueue_many(connection, tables, chunk).await?);
+            for piece in pieces(events, usize::MAX, STATEMENT_BYTES) {
+                enqueued.extend(enqueue_many(connection, tables, piece).await?);
             }
             Ok(enqueued)
         }
     }
 }
 
-const INSERT_ONE: &str = "
-    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
-        routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
-        occurred_at, not_before)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
-    on conflict (event_id) do nothing
-    returning sequence";
-
 async fn enqueue_one(
     connection: &mut PgConnection,
     tables: &Tables,
     event: &Event,
 ) -> Result<Enqueued> {
+    let row = Row::of(event);
     let written: Option<i64> = sqlx::query_scalar(tables.sql(INSERT_ONE))
-        .bind(event.id())
-        .bind(event.event_type())
-        .bind(event.aggregate_type())
-        .bind(event.aggregate_id())
-        .bind(event.tenant())
-        .bind(event.topic())
-        .bind(event.routing_key())
-        .bind(event.schema_id())
-        .bind(event.schema_version())
-        .bind(ordering_column(event))
-        .bind(headers_column(event))
-        .bind(&event.payload()[..])
-        .bind(event.content_type())
-        .bind(Micros::of(event.occurred_at()))
-        .bind(event.deliver_at().map(Micros::of))
+        .persistent(tables.named_statements())
+        .bind(row.event_id)
+        .bind(row.event_type)
+        .bind(row.aggregate_type)
+        .bind(row.aggregate_id)
+        .bind(row.tenant)
+        .bind(row.topic)
+        .bind(row.routing_key)
+        .bind(row.schema_id)
+        .bind(row.schema_version)
+        .bind(row.ordering_key)
+        .bind(row.headers)
+        .bind(row.payload)
+        .bind(row.content_type)
+        .bind(row.occurred_at)
+        .bind(row.not_before)
         .fetch_optional(&mut *connection)
         .await
         .map_err(failed("writing an event"))?;
@@ -74,92 +66,47 @@ async fn enqueue_one(
     duplicate(event, known.get(&event.id()))
 }
 
-const INSERT_MANY: &str = "
-    insert into {events} (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
-        routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
-        occurred_at, not_before)
-    select event_id, event_type, aggregate_type, aggregate_id, tenant, topic, routing_key,
-        schema_id, schema_version, ordering_key, headers, payload, content_type, occurred_at,
-        not_before
-    from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
-        $7::text[], $8::text[], $9::int[], $10::text[], $11::text[], $12::bytea[], $13::text[],
-        $14::timestamptz[], $15::timestamptz[])
-        with ordinality as t (event_id, event_type, aggregate_type, aggregate_id, tenant, topic,
-            routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type,
-            occurred_at, not_before, place)
-    order by place
-    on conflict (event_id) do nothing
-    returning event_id, sequence";
-
 async fn enqueue_many(
     connection: &mut PgConnection,
     tables: &Tables,
     events: &[Event],
 ) -> Result<Vec<Enqueued>> {
-    fn column<'e, T>(events: &'e [Event], of: impl Fn(&'e Event) -> T) -> Vec<T> {
-        events.iter().map(of).collect()
-    }
-    let written: Vec<(Uuid, i64)> = sqlx::query_as(tables.sql(INSERT_MANY))
-        .bind(column(events, Event::id))
-        .bind(column(events, Event::event_type))
-        .bind(column(events, Event::aggregate_type))
-        .bind(column(events, Event::aggregate_id))
-        .bind(column(events, Event::tenant))
-        .bind(column(events, Event::topic))
-        .bind(column(events, Event::routing_key))
-        .bind(column(events, Event::schema_id))
-        .bind(column(events, Event::schema_version))
-        .bind(column(events, ordering_column))
-        .bind(column(events, headers_column))
-        .bind(column(events, |event| &event.payload()[..]))
-        .bind(column(events, Event::content_type))
-        .bind(column(events, |event| Micros::of(event.occurred_at())))
-        .bind(column(events, |event| event.deliver_at().map(Micros::of)))
+    let columns = Columns::of(events);
+    let written: Vec<(Uuid, i64)> = sqlx::query_as(tables.sql(INSERT))
+        .persistent(tables.named_statements())
+        .bind(columns.event_id)
+        .bind(columns.event_type)
+        .bind(columns.aggregate_type)
+        .bind(columns.aggregate_id)
+        .bind(columns.tenant)
+        .bind(columns.topic)
+        .bind(columns.routing_key)
+        .bind(columns.schema_id)
+        .bind(columns.schema_version)
+        .bind(columns.ordering_key)
+        .bind(columns.headers)
+        .bind(columns.payload)
+        .bind(columns.content_type)
+        .bind(columns.occurred_at)
+        .bind(columns.not_before)
         .fetch_all(&mut *connection)
         .await
         .map_err(failed("writing events"))?;
-    let mut written: HashMap<Uuid, i64> = written.into_iter().collect();
-    let missing = events.iter().map(Event::id).filter(|id| !written.contains_key(id)).collect();
-    let known = find_known(connection, tables, missing).await?;
-    let mut first = HashMap::new();
-    events
-        .iter()
-        .map(|event| match (written.remove(&event.id()), first.get(&event.id())) {
-            (Some(sequence), _) => {
-                first.insert(event.id(), sequence);
-                Ok(Enqueued { id: event.id(), sequence, duplicate: false })
-            }
-            // The same event a second time in this call.
-            (None, Some(&sequence)) => Ok(Enqueued { id: event.id(), sequence, duplicate: true }),
-            (None, None) => duplicate(event, known.get(&event.id())),
-        })
-        .collect()
+    let written: Written = written.into_iter().collect();
+    let known = find_known(connection, tables, missing(events, &written)).await?;
+    answers(events, written, &known)
 }
-
-/// What is there already under an event's id: its sequence, and what must not differ.
-struct Known {
-    sequence: i64,
-    event_type: String,
-    aggregate_type: String,
-    aggregate_id: Option<String>,
-    tenant: Option<String>,
-    ordering_key: Option<String>,
-}
-
-const FIND_KNOWN: &str = "
-    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
-    from {events}
-    where event_id = any($1)";
 
 async fn find_known(
     connection: &mut PgConnection,
     tables: &Tables,
     ids: Vec<Uuid>,
-) -> Result<HashMap<Uuid, Known>> {
+) -> Result<Found> {
     if ids.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Found::new());
     }
     sqlx::query(tables.sql(FIND_KNOWN))
+        .persistent(tables.named_statements())
         .bind(ids)
         .try_map(|row: PgRow| {
             let known = Known {
@@ -176,75 +123,4 @@ async fn find_known(
         .await
         .map(|known| known.into_iter().collect())
         .map_err(failed("looking for an event that was written before"))
-}
-
-/// The answer for an event whose id was there already.
-fn duplicate(event: &Event, known: Option<&Known>) -> Result<Enqueued> {
-    let id = event.id();
-    let Some(known) = known else {
-        return Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("event {id} was being purged while it was written again; try again"),
-        ));
-    };
-    let differs = if known.tenant.as_deref() != event.tenant() {
-        "tenant"
-    } else if known.event_type != event.event_type() {
-        "event type"
-    } else if known.aggregate_type != event.aggregate_type() {
-        "aggregate type"
-    } else if known.aggregate_id.as_deref() != event.aggregate_id() {
-        "aggregate id"
-    } else if known.ordering_key.as_deref() != ordering_column(event) {
-        "ordering key"
-    } else {
-        return Ok(Enqueued { id, sequence: known.sequence, duplicate: true });
-    };
-    Err(conflict(id, differs))
-}
-
-/// An id twice in one call must mean the same event twice.
-fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
-    if events.len() < 2 {
-        return Ok(());
-    }
-    let mut seen: HashMap<Uuid, &Event> = HashMap::with_capacity(events.len());
-    for event in events {
-        let Some(first) = seen.insert(event.id(), event) else {
-            continue;
-        };
-        let same = first.tenant() == event.tenant()
-            && first.event_type() == event.event_type()
-            && first.aggregate_type() == event.aggregate_type()
-            && first.aggregate_id() == event.aggregate_id()
-            && first.ordering() == event.ordering()
-            && first.payload() == event.payload();
-        if !same {
-            return Err(conflict(event.id(), "content"));
-        }
-    }
-    Ok(())
-}
-
-fn conflict(id: Uuid, differs: &str) -> Error {
-    Error::new(
-        ErrorKind::Conflict,
-        format!("event {id} was written before with another {differs}; give it an id of its own"),
-    )
-}
-
-/// The events in pieces that fit into one statement; nearly always one piece.
-fn chunks(mut events: &[Event]) -> Vec<&[Event]> {
-    let mut chunks = Vec::with_capacity(1);
-    while !events.is_empty() {
-        let mut bytes = 0;
-        let fits = events.iter().take_while(|event| {
-            bytes += event.payload().len();
-            bytes <= STATEMENT_BYTES
-        });
-        let (chunk, rest) = events.split_at(fits.count().max(1));
-        chunks.push(chunk);
-        events = rest;
-    }
-    chunks
 }

@@ -11,9 +11,7 @@ use sqlx::{
     Decode, Encode, Postgres, Row, Type,
     encode::IsNull,
     error::BoxDynError,
-    postgres::{
-        PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid,
-    },
+    postgres::{PgArgumentBuffer, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid},
 };
 
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
@@ -80,12 +78,6 @@ impl Micros {
 impl Type<Postgres> for Micros {
     fn type_info() -> PgTypeInfo {
         PgTypeInfo::with_oid(Oid(1184))
-    }
-}
-
-impl PgHasArrayType for Micros {
-    fn array_type_info() -> PgTypeInfo {
-        PgTypeInfo::with_oid(Oid(1185))
     }
 }
 

@@ -1,10 +1,9 @@
 //! Writing events in the caller's own transaction.
 
-use std::collections::HashMap;
-
 use jiff::Timestamp;
 use posthaste_core::{
-    Error, ErrorKind, Event, Result,
+    Event, Result,
+    enqueue::{Found, Known, Written, answers, duplicate, missing, refuse_two_of_one_id},
     envelope::{headers_column, ordering_column},
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
@@ -118,33 +117,9 @@ async fn enqueue_many(
         .fetch_all(&mut *connection)
         .await
         .map_err(failed("writing events"))?;
-    let mut written: HashMap<Uuid, i64> = rows.into_iter().collect();
-    let missing: Vec<Uuid> =
-        events.iter().map(Event::id).filter(|id| !written.contains_key(id)).collect();
-    let known = find_known(connection, tables, &missing).await?;
-    let mut first = HashMap::new();
-    events
-        .iter()
-        .map(|event| match (written.remove(&event.id()), first.get(&event.id())) {
-            (Some(sequence), _) => {
-                first.insert(event.id(), sequence);
-                Ok(Enqueued { id: event.id(), sequence, duplicate: false })
-            }
-            // The same event a second time in this call.
-            (None, Some(&sequence)) => Ok(Enqueued { id: event.id(), sequence, duplicate: true }),
-            (None, None) => duplicate(event, known.get(&event.id())),
-        })
-        .collect()
-}
-
-/// What is there already under an event's id: its sequence, and what must not differ.
-struct Known {
-    sequence: i64,
-    event_type: String,
-    aggregate_type: String,
-    aggregate_id: Option<String>,
-    tenant: Option<String>,
-    ordering_key: Option<String>,
+    let written: Written = rows.into_iter().collect();
+    let known = find_known(connection, tables, &missing(events, &written)).await?;
+    answers(events, written, &known)
 }
 
 const FIND_KNOWN: &str = "
@@ -156,9 +131,9 @@ async fn find_known(
     connection: &mut SqliteConnection,
     tables: &Tables,
     ids: &[Uuid],
-) -> Result<HashMap<Uuid, Known>> {
+) -> Result<Found> {
     if ids.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Found::new());
     }
     sqlx::query(tables.sql(FIND_KNOWN))
         .bind(list(ids.iter().map(Uuid::to_string)))
@@ -181,59 +156,4 @@ async fn find_known(
 
 fn id(row: &SqliteRow) -> sqlx::Result<Uuid> {
     Uuid::try_parse(row.try_get(0)?).map_err(|error| sqlx::Error::Decode(Box::new(error)))
-}
-
-/// The answer for an event whose id was there already.
-fn duplicate(event: &Event, known: Option<&Known>) -> Result<Enqueued> {
-    let id = event.id();
-    let Some(known) = known else {
-        return Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("event {id} was being purged while it was written again; try again"),
-        ));
-    };
-    let differs = if known.tenant.as_deref() != event.tenant() {
-        "tenant"
-    } else if known.event_type != event.event_type() {
-        "event type"
-    } else if known.aggregate_type != event.aggregate_type() {
-        "aggregate type"
-    } else if known.aggregate_id.as_deref() != event.aggregate_id() {
-        "aggregate id"
-    } else if known.ordering_key.as_deref() != ordering_column(event) {
-        "ordering key"
-    } else {
-        return Ok(Enqueued { id, sequence: known.sequence, duplicate: true });
-    };
-    Err(conflict(id, differs))
-}
-
-/// An id twice in one call must mean the same event twice.
-fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
-    if events.len() < 2 {
-        return Ok(());
-    }
-    let mut seen: HashMap<Uuid, &Event> = HashMap::with_capacity(events.len());
-    for event in events {
-        let Some(first) = seen.insert(event.id(), event) else {
-            continue;
-        };
-        let same = first.tenant() == event.tenant()
-            && first.event_type() == event.event_type()
-            && first.aggregate_type() == event.aggregate_type()
-            && first.aggregate_id() == event.aggregate_id()
-            && first.ordering() == event.ordering()
-            && first.payload() == event.payload();
-        if !same {
-            return Err(conflict(event.id(), "content"));
-        }
-    }
-    Ok(())
-}
-
-fn conflict(id: Uuid, differs: &str) -> Error {
-    Error::new(
-        ErrorKind::Conflict,
-        format!("event {id} was written before with another {differs}; give it an id of its own"),
-    )
 }
