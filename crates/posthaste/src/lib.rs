@@ -5,11 +5,11 @@
 //! a database (`postgres`, `mysql`, `sqlite`, through sqlx 0.9) or another driver of PostgreSQL
 //! (`tokio-postgres`, `deadpool`, `diesel-async`, `sea-orm`), `relay` for delivering in the same
 //! process, `trace` for W3C trace context from the current span at enqueue to the span of the
-//! publish, and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`, `handlers`,
-//! `log`, `memory`).
+//! publish, and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`,
+//! `handlers`, `log`, `memory`).
 //!
-//! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …), and so are
-//! `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
+//! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …),
+//! and so are `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
 
 mod check;
 
