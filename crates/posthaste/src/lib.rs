@@ -9,8 +9,8 @@
 //! span of the publish, and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`,
 //! `handlers`, `log`, `memory`). `testing` is for an application's own tests.
 //!
-//! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …), and so are
-//! `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
+//! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …),
+//! and so are `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
 
 mod check;
 

@@ -78,9 +78,9 @@ impl<DB: Dialect> Outbox<DB> {
         self.change(|inner| inner.default_tenant = Some(tenant))
     }
 
-    /// Prepares nothing under a name on PostgreSQL: for a pool that goes through a transaction pooler
-    /// which does not follow prepared statements, such as PgBouncer before 1.21. It costs a round trip
-    /// with each call. Call it before the outbox is cloned.
+    /// Prepares nothing under a name on PostgreSQL: for a pool that goes through a transaction
+    /// pooler which does not follow prepared statements, such as PgBouncer before 1.21. It costs a
+    /// round trip with each call. Call it before the outbox is cloned.
     pub fn without_named_statements(self) -> Self {
         self.change(|inner| inner.tables = inner.tables.without_named_statements())
     }

@@ -17,8 +17,8 @@ use crate::{check::checked, drivers::PostgresTransaction};
 /// diesel-async and sea-orm with the features of these names, sqlx 0.8 with the crate
 /// `posthaste-sqlx-08`. What it promises is what `Outbox` promises. Cheap to clone.
 ///
-/// It keeps no session state, so it works behind a transaction pooler; of the drivers only sea-orm prepares
-/// statements under names that outlive the transaction.
+/// It keeps no session state, so it works behind a transaction pooler; of the drivers only sea-orm
+/// prepares statements under names that outlive the transaction.
 ///
 #[cfg_attr(feature = "tokio-postgres", doc = "```no_run")]
 #[cfg_attr(not(feature = "tokio-postgres"), doc = "```ignore")]

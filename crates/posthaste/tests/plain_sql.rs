@@ -1,5 +1,5 @@
-//! Writers in another language: the examples of docs/plain-sql.md, as they stand there, run by Python with the
-//! usual driver of each database.
+//! Writers in another language: the examples of docs/plain-sql.md, as they stand there, run by
+//! Python with the usual driver of each database.
 
 mod support;
 

@@ -27,8 +27,8 @@ impl Tables {
         Self(Arc::new(Inner { name, named_statements: true, statements: RwLock::default() }))
     }
 
-    /// The same tables for a writer behind a transaction pooler that does not follow prepared statements:
-    /// on PostgreSQL its statements are prepared anew with every call, under no name.
+    /// The same tables for a writer behind a transaction pooler that does not follow prepared
+    /// statements: on PostgreSQL its statements are prepared anew with every call, under no name.
     pub fn without_named_statements(&self) -> Self {
         let name = self.0.name.clone();
         Self(Arc::new(Inner { name, named_statements: false, statements: RwLock::default() }))

@@ -1,5 +1,5 @@
-//! A shop on diesel-async: an order and its event in one transaction, and the relay, which has a pool of its
-//! own, in the same process. Pure Rust: it needs no libpq.
+//! A shop on diesel-async: an order and its event in one transaction, and the relay, which has a
+//! pool of its own, in the same process. Pure Rust: it needs no libpq.
 
 #[path = "../shop.rs"]
 mod shop;

@@ -1,5 +1,5 @@
-//! A shop on tokio-postgres with a pool of deadpool's: an order and its event in one transaction, and the
-//! relay, which has a pool of its own, in the same process.
+//! A shop on tokio-postgres with a pool of deadpool's: an order and its event in one transaction,
+//! and the relay, which has a pool of its own, in the same process.
 
 #[path = "../shop.rs"]
 mod shop;

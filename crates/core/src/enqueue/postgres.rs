@@ -21,8 +21,8 @@ macro_rules! columns {
     };
 }
 
-/// A number times an interval is computed with a fraction, which holds microseconds until the year 2255
-/// only; seconds and the rest of one, each exactly.
+/// A number times an interval is computed with a fraction, which holds microseconds until the
+/// year 2255 only; seconds and the rest of one, each exactly.
 macro_rules! time {
     ($micros:literal) => {
         concat!(

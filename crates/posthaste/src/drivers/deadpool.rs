@@ -1,4 +1,5 @@
-//! deadpool-postgres: its transactions are those of tokio-postgres with a cache of statements around.
+//! deadpool-postgres: its transactions are those of tokio-postgres, with a cache of statements
+//! around them that we do not use.
 
 use deadpool_postgres::Transaction;
 use posthaste_core::{

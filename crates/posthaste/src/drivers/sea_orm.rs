@@ -1,5 +1,5 @@
-//! sea-orm 2, on PostgreSQL. It rests on the same sqlx as we do but does not hand it out, so events go
-//! through its own statements.
+//! sea-orm 2, on PostgreSQL. It rests on the same sqlx as we do but does not hand it out, so events
+//! go through its own statements.
 
 use std::borrow::Cow;
 
@@ -92,7 +92,7 @@ fn refuse_another_database(transaction: &DatabaseTransaction) -> Result<()> {
     match transaction.get_database_backend() {
         DbBackend::Postgres => Ok(()),
         other => Err(Error::invalid(format!(
-            "this transaction is on {other:?}; events are written through sea-orm on PostgreSQL only"
+            "this transaction is on {other:?}; through sea-orm events go to PostgreSQL only"
         ))),
     }
 }

@@ -1,5 +1,5 @@
-//! tokio-postgres. The types of the parameters go along, so that nothing is prepared under a name: one
-//! round trip, and a transaction pooler does not mind.
+//! tokio-postgres. The types of the parameters go along, so that nothing is prepared under a name:
+//! one round trip, and a transaction pooler does not mind.
 
 use std::io;
 

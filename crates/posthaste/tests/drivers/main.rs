@@ -1,5 +1,6 @@
-//! Every driver keeps the same promises: what commits is delivered, what rolls back leaves nothing, an id
-//! that comes twice is one event. On each route to the database, also through a transaction pooler.
+//! Every driver keeps the same promises: what commits is delivered, what rolls back leaves
+//! nothing, an id that comes twice is one event. On each route to the database, also through a
+//! transaction pooler.
 
 #[path = "../support/mod.rs"]
 mod support;
