@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = SqlitePool::connect("sqlite:shop.db?mode=rwc").await?;
-    sqlx::query("create table if not exists orders (id integer primary key)").execute(&pool).await?;
+    sqlx::query("create table if not exists orders (total int)").execute(&pool).await?;
     let store = Sqlite::store(pool.clone(), Tables::new("outbox_event".parse()?));
     store.migrate(None).await?;
 
@@ -18,13 +18,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let outbox = Outbox::new("outbox_event".parse()?).with_hot_path(relay.hot_path());
 
     let mut tx = outbox.begin(&pool).await?;
-    let order = sqlx::query("insert into orders default values").execute(tx.connection()).await?;
+    let order = sqlx::query("insert into orders values (1999)").execute(tx.connection()).await?;
     let event = Event::builder("OrderPlaced")
         .aggregate("Order", order.last_insert_rowid())
         .payload("a book, by tomorrow");
     outbox.enqueue(&mut tx, event).await?;
     tx.commit().await?; // the order and its event, or neither
 
+    tokio::signal::ctrl_c().await?;
     relay.stop().await?; // what is in flight ends, leases are released
     Ok(())
 }
