@@ -199,6 +199,9 @@ pub struct WriterOptions {
     /// Writes nothing by itself: each line `write KEY` on its standard input is one transaction.
     #[arg(long)]
     pub commanded: bool,
+    /// Dies the moment its first commit is acknowledged, before anything can be made of it.
+    #[arg(long)]
+    pub dies_after_commit: bool,
 }
 
 impl WriterOptions {
@@ -225,6 +228,9 @@ impl WriterOptions {
         );
         if self.commanded {
             arguments.push("--commanded".to_owned());
+        }
+        if self.dies_after_commit {
+            arguments.push("--dies-after-commit".to_owned());
         }
         arguments
     }

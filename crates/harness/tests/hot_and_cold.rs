@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use posthaste_harness::{
     fixture::{Fixture, nightly, seed},
+    journal::Step,
     on_databases,
     options::{Path, WriterOptions},
     process::Process,
@@ -12,13 +13,16 @@ use posthaste_harness::{
 on_databases! {
     postgres, Postgres:
         a_key_written_hot_and_cold_in_turns_keeps_its_order,
-        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order;
+        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order,
+        what_a_writer_committed_when_it_died_is_delivered_by_another_process;
     mariadb, MariaDb:
         a_key_written_hot_and_cold_in_turns_keeps_its_order,
-        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order;
+        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order,
+        what_a_writer_committed_when_it_died_is_delivered_by_another_process;
     sqlite, Sqlite:
         a_key_written_hot_and_cold_in_turns_keeps_its_order,
-        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order;
+        a_key_written_by_two_processes_with_a_relay_each_keeps_its_order,
+        what_a_writer_committed_when_it_died_is_delivered_by_another_process;
 }
 
 const KEYS: u32 = 40;
@@ -31,6 +35,33 @@ async fn a_key_written_hot_and_cold_in_turns_keeps_its_order(on: &Fixture) {
 /// Each process has a relay with half of the shards: what is hot for one is cold for the other.
 async fn a_key_written_by_two_processes_with_a_relay_each_keeps_its_order(on: &Fixture) {
     in_turns(on, Path::Hot).await;
+}
+
+/// The hot path has been told, and nothing else has happened yet.
+async fn what_a_writer_committed_when_it_died_is_delivered_by_another_process(on: &Fixture) {
+    let mut options = WriterOptions {
+        path: Path::Hot,
+        commanded: true,
+        dies_after_commit: true,
+        ..on.writer_options("writer")
+    };
+    options.relay.lease = 1_000;
+    options.relay.heartbeat = 200;
+    let mut writer = on.writer(&options);
+    on.until_holds("writer", on.shard_count().await).await;
+    writer.until("the first read", |report| report.idle).await;
+    writer.tell("write k1");
+    assert!(!writer.ended().await.success(), "it died");
+    assert_eq!(on.events().await.len(), 1, "and had committed");
+    assert_eq!(on.judge().steps(Step::Handed).count(), 0, "and handed over nothing");
+
+    let relay = on.relay(&on.relay_options("other"));
+    on.until_drained().await;
+    relay.stop().await;
+    let judgement = on.judge();
+    judgement.verdict().assert_clean();
+    let by: Vec<&str> = judgement.steps(Step::Delivered).map(|fact| &*fact.relay).collect();
+    assert_eq!(by, ["other"]);
 }
 
 async fn in_turns(on: &Fixture, second: Path) {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use posthaste::{Dialect, EnqueueIn, Event, Outbox};
+use posthaste::{Dialect, EnqueueIn, Event, Failure, Hook, Outbox, Written};
 use posthaste_harness::{
     fixture::{Connections, event},
     journal::{Entry, Journal},
@@ -62,6 +62,9 @@ async fn write_on<DB: Dialect>(
         }
         Path::Wake | Path::Plain => None,
     };
+    if options.dies_after_commit {
+        outbox = outbox.with_hook(Death);
+    }
     let writer = Arc::new(Writer {
         pool,
         outbox,
@@ -97,6 +100,15 @@ async fn write_on<DB: Dialect>(
     };
     say(&Message::Report(writer.report(Some(last))));
     Ok(())
+}
+
+/// Ends the process with the first commit, as a SIGKILL would: nothing is cleaned up.
+struct Death;
+
+impl Hook for Death {
+    fn after_commit(&self, _: &[Written]) -> Result<(), Failure> {
+        std::process::abort();
+    }
 }
 
 struct Writer<DB: Dialect> {
