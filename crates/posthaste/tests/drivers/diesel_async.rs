@@ -1,6 +1,6 @@
 use posthaste::{
     Enqueued, Error, ErrorKind, Result,
-    diesel::result::Error as DieselError,
+    diesel::result::{ConnectionError, Error as DieselError},
     diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection},
 };
 
@@ -34,7 +34,15 @@ impl Adapter for DieselAsync {
     type Database = sqlx::Postgres;
 
     async fn connect(_: &Fixture<sqlx::Postgres>, route: Route) -> Self {
-        Self(AsyncPgConnection::establish(&route.url()).await.unwrap())
+        // The driver prepares what it sets up a connection with before any transaction, which an old
+        // pooler can send to two servers. A pool would try again as well.
+        for _ in 0..100 {
+            match AsyncPgConnection::establish(&route.url()).await {
+                Err(ConnectionError::CouldntSetupConfiguration(_)) => {}
+                connection => return Self(connection.unwrap()),
+            }
+        }
+        panic!("the pooler never kept a connection to one server");
     }
 
     async fn transaction(
