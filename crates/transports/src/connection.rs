@@ -41,9 +41,21 @@ impl<C> Connection<C> {
         &self,
         connect: impl AsyncFnOnce() -> Result<C, String>,
     ) -> Result<Arc<C>, String> {
+        self.live(|_| true, connect).await
+    }
+
+    /// The same, for clients that tell whether a connection has broken meanwhile.
+    pub(crate) async fn live(
+        &self,
+        is_alive: impl FnOnce(&C) -> bool,
+        connect: impl AsyncFnOnce() -> Result<C, String>,
+    ) -> Result<Arc<C>, String> {
         let mut state = self.state.lock().await;
         if let Some(live) = &state.live {
-            return Ok(Arc::clone(live));
+            if is_alive(live) {
+                return Ok(Arc::clone(live));
+            }
+            state.live = None;
         }
         if let Some((at, error)) = &state.failed {
             let pause = (FIRST_PAUSE * 2u32.saturating_pow(state.failures - 1)).min(LONGEST_PAUSE);
@@ -78,9 +90,53 @@ impl<C> Connection<C> {
     }
 }
 
+/// Connects to the first of these hosts that answers; each has an equal part of the time, so that one
+/// that is silent leaves some for the others. The error says what each of them said.
+pub(crate) async fn connect_any<'h, C, F: Future<Output = Result<C, String>>>(
+    hosts: &'h [(String, u16)],
+    timeout: Duration,
+    connect_to: impl Fn(&'h str, u16) -> F,
+) -> Result<C, String> {
+    let limit = timeout / hosts.len().max(1) as u32;
+    let mut said = Vec::new();
+    for (host, port) in hosts {
+        let connected = tokio::time::timeout(limit, connect_to(host, *port))
+            .await
+            .unwrap_or_else(|_| Err(format!("no connection within {limit:?}")));
+        match connected {
+            Ok(connection) => return Ok(connection),
+            Err(error) => said.push(format!("{host}:{port}: {error}")),
+        }
+    }
+    Err(said.join("; "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_broke_while_idle_is_replaced() {
+        let connection = Connection::new(Duration::from_secs(5));
+        let first = connection.live(|_| true, async || Ok(1)).await.unwrap();
+        let same = connection.live(|_| true, async || Ok(2)).await.unwrap();
+        let other = connection.live(|_| false, async || Ok(3)).await.unwrap();
+        assert_eq!((*first, *same, *other), (1, 1, 3));
+    }
+
+    #[tokio::test]
+    async fn the_first_host_that_answers_is_taken_and_all_errors_are_told() {
+        let hosts = [("a".to_owned(), 1), ("b".to_owned(), 2)];
+        let limit = Duration::from_secs(5);
+        let only_b = async |host, port| match host {
+            "b" => Ok(port),
+            _ => Err("refused".to_owned()),
+        };
+        assert_eq!(connect_any(&hosts, limit, only_b).await, Ok(2));
+        let nobody = async |_, _| Err::<u8, _>("refused".to_owned());
+        let said = connect_any(&hosts, limit, nobody).await.unwrap_err();
+        assert_eq!(said, "a:1: refused; b:2: refused");
+    }
 
     #[tokio::test]
     async fn a_broken_connection_is_replaced_once() {

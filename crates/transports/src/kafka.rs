@@ -206,15 +206,7 @@ impl KafkaConfig {
     /// From `kafka://…` or `kafka+ssl://…`; the parameters stand at the top of this module.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "kafka" => false,
-            "kafka+ssl" => true,
-            _ => {
-                return Err(Error::invalid(
-                    "a Kafka destination begins with kafka:// or kafka+ssl://",
-                ));
-            }
-        };
+        let tls = url.tls_by_scheme("Kafka", "kafka", "kafka+ssl")?;
         if !url.path.is_empty() {
             return Err(Error::invalid("a Kafka destination has no path; events name their topic"));
         }
@@ -445,12 +437,7 @@ impl Kafka {
     }
 
     async fn live(&self) -> Result<Arc<Live>, String> {
-        let live = self.connection.get(async || self.connect().await).await?;
-        if live.is_alive() {
-            return Ok(live);
-        }
-        self.connection.lost(&live).await;
-        self.connection.get(async || self.connect().await).await
+        self.connection.live(Live::is_alive, async || self.connect().await).await
     }
 
     fn make(client: &ClientConfig, watcher: &Watcher) -> Result<Producer, String> {

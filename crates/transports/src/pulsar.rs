@@ -128,15 +128,7 @@ impl PulsarConfig {
     /// From `pulsar://…` or `pulsar+ssl://…`; the parameters stand at the top of this module.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "pulsar" => false,
-            "pulsar+ssl" => true,
-            _ => {
-                return Err(Error::invalid(
-                    "a Pulsar destination begins with pulsar:// or pulsar+ssl://",
-                ));
-            }
-        };
+        let tls = url.tls_by_scheme("Pulsar", "pulsar", "pulsar+ssl")?;
         if url.user.is_some() || url.password.is_some() {
             return Err(Error::invalid(
                 "a Pulsar destination has no user; log in with token, token_env or token_file",

@@ -56,7 +56,7 @@ use tokio::{
 };
 
 use crate::{
-    connection::Connection,
+    connection::{Connection, connect_any},
     tls,
     url::{Common, DestinationUrl},
 };
@@ -132,11 +132,7 @@ impl RabbitMqConfig {
     /// Reads a destination's URL; see the [module](self) for its parameters.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "amqp" => false,
-            "amqps" => true,
-            _ => return Err(Error::invalid("RabbitMQ's URL begins with amqp:// or amqps://")),
-        };
+        let tls = url.tls_by_scheme("RabbitMQ", "amqp", "amqps")?;
         let port = if tls { 5671 } else { 5672 };
         let config = Self {
             common: url.common()?,
@@ -230,28 +226,14 @@ impl RabbitMq {
 
     /// A connection that lives, as far as one can know.
     async fn link(&self) -> Result<Arc<Link>, String> {
-        let link = self.connection.get(async || self.connect().await).await?;
-        if link.connection.status().connected() {
-            return Ok(link);
-        }
-        self.connection.lost(&link).await;
-        self.connection.get(async || self.connect().await).await
+        let alive = |link: &Link| link.connection.status().connected();
+        self.connection.live(alive, async || self.connect().await).await
     }
 
     async fn connect(&self) -> Result<Link, String> {
-        // So that one that does not answer leaves time for the others.
-        let limit = self.config.common.connect_timeout / self.config.hosts.len() as u32;
-        let mut said = Vec::new();
-        for (host, port) in &self.config.hosts {
-            let connected = tokio::time::timeout(limit, self.connect_to(host, *port))
-                .await
-                .unwrap_or_else(|_| Err(format!("no connection within {limit:?}")));
-            match connected {
-                Ok(link) => return Ok(link),
-                Err(error) => said.push(format!("{host}:{port}: {error}")),
-            }
-        }
-        Err(said.join("; "))
+        let Common { connect_timeout, .. } = self.config.common;
+        let connect_to = |host, port| self.connect_to(host, port);
+        connect_any(&self.config.hosts, connect_timeout, connect_to).await
     }
 
     async fn connect_to(&self, host: &str, port: u16) -> Result<Link, String> {

@@ -105,15 +105,7 @@ impl RedisConfig {
     /// every destination takes.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "redis" => false,
-            "rediss" => true,
-            _ => {
-                return Err(Error::invalid(
-                    "a Redis destination begins with redis:// or rediss://",
-                ));
-            }
-        };
+        let tls = url.tls_by_scheme("Redis", "redis", "rediss")?;
         let database = match url.path.as_str() {
             "" => 0,
             path => path.parse().map_err(|_| {

@@ -138,6 +138,15 @@ impl DestinationUrl {
         format!("{}{name}", self.prefix)
     }
 
+    /// Whether the scheme asks for TLS; `plain` and `secure` are those of the destination that people
+    /// call `what`.
+    pub fn tls_by_scheme(&self, what: &str, plain: &str, secure: &str) -> Result<bool> {
+        if self.scheme == plain || self.scheme == secure {
+            return Ok(self.scheme == secure);
+        }
+        Err(Error::invalid(format!("a {what} destination begins with {plain}:// or {secure}://")))
+    }
+
     /// Takes a parameter: what nobody has taken in the end is unknown.
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.parameters.remove(&self.named(name))

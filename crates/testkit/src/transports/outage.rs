@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -84,7 +83,7 @@ pub async fn a_server_killed_in_the_middle_of_a_stream_loses_nothing_and_keeps_o
     let lanes: Vec<_> = (0..KEYS).map(|key| topic.events(&key.to_string(), EVENTS)).collect();
     let (phase, _) = watch::channel(Phase::Up);
     let (delivered, progress) = watch::channel(0);
-    let failures = AtomicUsize::new(0);
+    let (failures, mut noticed) = watch::channel(0);
     let publishers = join_all(lanes.iter().map(async |lane| {
         for events in lane.chunks(together) {
             stream(&*transport, events, &phase, &delivered, &failures).await;
@@ -96,9 +95,7 @@ pub async fn a_server_killed_in_the_middle_of_a_stream_loses_nothing_and_keeps_o
         server.kill();
         phase.send_replace(Phase::Down);
         // Every lane has noticed.
-        while failures.load(Ordering::Relaxed) < KEYS * 2 {
-            tokio::time::sleep(PAUSE).await;
-        }
+        noticed.wait_for(|count| *count >= KEYS * 2).await.unwrap();
         phase.send_replace(Phase::UpAgain);
         server.start().await;
     };
@@ -116,7 +113,7 @@ async fn stream(
     events: &[Envelope],
     phase: &watch::Sender<Phase>,
     delivered: &watch::Sender<usize>,
-    failures: &AtomicUsize,
+    failures: &watch::Sender<usize>,
 ) {
     let mut waiting = events.to_vec();
     while !waiting.is_empty() {
@@ -138,7 +135,7 @@ async fn stream(
         delivered.send_modify(|count| *count += taken);
         waiting.drain(..taken);
         if !waiting.is_empty() {
-            failures.fetch_add(1, Ordering::Relaxed);
+            failures.send_modify(|count| *count += 1);
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -64,13 +64,7 @@ impl NatsConfig {
     /// A user without a password is a token, as NATS has it.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
-        let tls = match url.scheme.as_str() {
-            "nats" => false,
-            "tls" => true,
-            _ => {
-                return Err(Error::invalid("a NATS destination begins with nats:// or tls://"));
-            }
-        };
+        let tls = url.tls_by_scheme("NATS", "nats", "tls")?;
         if !url.path.is_empty() {
             return Err(Error::invalid(
                 "a NATS destination has no path; the stream is named by the parameter stream",

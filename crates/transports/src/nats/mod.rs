@@ -69,6 +69,9 @@ const PREFIX: &str = "ce-";
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
 
+/// Most events in one atomic batch: what the server takes. It waits for the disk once a batch.
+const MAX_ATOMIC_BATCH: usize = 1_000;
+
 /// Most events under way: more than relays have.
 const MAX_UNDER_WAY: usize = 1 << 20;
 
@@ -111,12 +114,7 @@ impl Nats {
     }
 
     async fn live(&self) -> Result<std::sync::Arc<Live>, String> {
-        let live = self.connection.get(async || self.connect().await).await?;
-        if live.is_alive() {
-            return Ok(live);
-        }
-        self.connection.lost(&live).await;
-        self.connection.get(async || self.connect().await).await
+        self.connection.live(Live::is_alive, async || self.connect().await).await
     }
 
     async fn connect(&self) -> Result<Live, String> {
@@ -422,13 +420,12 @@ impl Transport for Nats {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let acceptance = if self.config.atomic { Acceptance::Prefix } else { Acceptance::Any };
-        Capabilities {
-            max_batch: MAX_BATCH,
-            acceptance,
-            deduplicates: true,
-            ..Capabilities::default()
-        }
+        let (acceptance, max_batch) = if self.config.atomic {
+            (Acceptance::Prefix, MAX_ATOMIC_BATCH)
+        } else {
+            (Acceptance::Any, MAX_BATCH)
+        };
+        Capabilities { max_batch, acceptance, deduplicates: true, ..Capabilities::default() }
     }
 
     async fn check(&self) -> Result<String> {
