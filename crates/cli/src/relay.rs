@@ -170,7 +170,7 @@ async fn one_pass(relay: &Relay, store: &dyn Store) -> Result<()> {
             pass.await?
         }
     };
-    let Counts { new, sending, retry, .. } = store.counts().await?;
+    let Counts { new, sending, retry, .. } = store.counts(u64::MAX).await?;
     let pending = new + sending + retry;
     eprintln!("{}, still pending {pending}", summary(&stats));
     if retry > 0 {

@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
 use posthaste::{
     Error, ErrorKind, Result,
-    store::{Counts, OpenBreaker, Store},
+    store::{Counts, OpenBreaker, Store, TenantBacklog},
 };
 use serde::Serialize;
 
@@ -44,15 +44,9 @@ struct Report {
     /// Only with `--sent`.
     sent: Option<u64>,
     oldest_pending_s: Option<f64>,
-    backlog_by_tenant: Vec<Backlog>,
+    backlog_by_tenant: Vec<TenantBacklog>,
     relays: Vec<RelayLine>,
     shards: Shards,
-}
-
-#[derive(Serialize)]
-struct Backlog {
-    tenant: Option<String>,
-    events: u64,
 }
 
 #[derive(Serialize)]
@@ -76,10 +70,10 @@ struct Shards {
 
 impl Report {
     async fn read(store: &dyn Store, outbox: String, total: u16, sent: bool) -> Result<Self> {
-        let counts = store.counts().await?;
+        let counts = store.counts(Counts::CAP).await?;
         let sent = if sent { Some(store.count_sent().await?) } else { None };
         let oldest = store.oldest_pending().await?;
-        let tenants = store.counts_by_tenant().await?;
+        let tenants = store.counts_by_tenant(Counts::CAP).await?;
         let shards = store.shards().await?;
         let now = Timestamp::now();
         let relays = store.relays().await?.into_iter().map(|relay| RelayLine {
@@ -99,10 +93,7 @@ impl Report {
             counts,
             sent,
             oldest_pending_s: oldest.map(|age| age.as_secs_f64()),
-            backlog_by_tenant: tenants
-                .into_iter()
-                .map(|(tenant, events)| Backlog { tenant, events })
-                .collect(),
+            backlog_by_tenant: tenants.tenants,
             relays: relays.collect(),
             shards: Shards { total, held, free: shards.len() - held },
         })
@@ -115,12 +106,13 @@ impl Report {
     }
 
     fn event_table(&self) -> Table {
-        let Counts { new, sending, retry, dead } = self.counts;
+        let Counts { new, sending, retry, dead, estimated } = self.counts;
+        let about = if estimated { "about " } else { "" };
         let mut events = table(["status", "events"]);
         for (status, count) in [("new", new), ("sending", sending), ("retry", retry)] {
-            events.add_row([status.to_owned(), count.to_string()]);
+            events.add_row([status.to_owned(), format!("{about}{count}")]);
         }
-        events.add_row(["dead".to_owned(), dead.to_string()]);
+        events.add_row(["dead".to_owned(), format!("{about}{dead}")]);
         if let Some(sent) = self.sent {
             events.add_row(["sent, kept".to_owned(), sent.to_string()]);
         }
@@ -130,7 +122,7 @@ impl Report {
 
     fn tenant_table(&self) -> Table {
         let mut backlog = table(["tenant", "backlog"]);
-        for Backlog { tenant, events } in &self.backlog_by_tenant {
+        for TenantBacklog { tenant, events } in &self.backlog_by_tenant {
             backlog.add_row([tenant.as_deref().unwrap_or("(none)").to_owned(), events.to_string()]);
         }
         align_right(&mut backlog, 1);

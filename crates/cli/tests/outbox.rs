@@ -10,7 +10,7 @@ fn migrate_says_what_it_applied_and_can_be_repeated() {
     let folder = Folder::new();
     let url = folder.url();
     let first = succeed(&["migrate", "--url", &url]);
-    assert_eq!(first, "outbox outbox_event (sqlite, 1 shard): applied migrations 1 to 2\n");
+    assert_eq!(first, "outbox outbox_event (sqlite, 1 shard): applied migrations 1 to 3\n");
     let second = succeed(&["migrate", "--url", &url]);
     assert_eq!(second, "outbox outbox_event (sqlite, 1 shard) is up to date: nothing to apply\n");
 }
@@ -35,9 +35,17 @@ fn sql_is_printed_for_every_database_without_connecting() {
     for url in ["postgres://nowhere.invalid/x", "mysql:", "mariadb://nowhere.invalid/x", "sqlite:"]
     {
         let sql = succeed(&["migrate", "--print", "--url", url, "--table", "orders_outbox"]);
-        for table in
-            ["", "_shards", "_relays", "_attempts", "_controls", "_meta", "_inbox", "_idempotency"]
-        {
+        for table in [
+            "",
+            "_shards",
+            "_relays",
+            "_attempts",
+            "_controls",
+            "_meta",
+            "_inbox",
+            "_idempotency",
+            "_audit",
+        ] {
             let create = format!("create table if not exists orders_outbox{table} (");
             assert!(sql.contains(&create), "{url}: no {create:?}");
         }

@@ -49,7 +49,12 @@ pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Resul
     Ok(())
 }
 
-/// Cuts an error text at [`ERROR_TEXT`] characters, at a character boundary.
+/// Cuts an error text at [`ERROR_TEXT`] characters.
 pub fn cut_error(text: &str) -> &str {
-    text.char_indices().nth(ERROR_TEXT).map_or(text, |(end, _)| &text[..end])
+    cut(text, ERROR_TEXT)
+}
+
+/// Cuts a text at so many characters.
+pub fn cut(text: &str, limit: usize) -> &str {
+    text.char_indices().nth(limit).map_or(text, |(end, _)| &text[..end])
 }

@@ -325,7 +325,7 @@ impl Fixture {
             assert!(
                 begun.elapsed() < LIMIT,
                 "waited in vain for {what}; {:?}",
-                self.store.counts().await
+                self.store.counts(u64::MAX).await
             );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -338,7 +338,7 @@ impl Fixture {
     /// When something stays.
     pub async fn until_drained(&self) {
         self.until("the outbox to be drained", async || {
-            let counts = self.store.counts().await.expect("counts cannot be read");
+            let counts = self.store.counts(u64::MAX).await.expect("counts cannot be read");
             counts.new + counts.sending + counts.retry == 0
         })
         .await;

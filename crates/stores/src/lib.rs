@@ -16,6 +16,9 @@ mod connect;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod failure;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod counts;
+
 #[cfg(feature = "postgres")]
 mod sessions;
 

@@ -45,7 +45,7 @@ impl Tables {
     }
 
     /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
-    /// `{controls}`, `{meta}`, `{inbox}`, `{idempotency}`, and `{bare}` for index names. The template is a constant of ours and
+    /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, and `{bare}` for index names. The template is a constant of ours and
     /// the name is validated, so nothing else can get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
@@ -72,6 +72,7 @@ impl Tables {
             .replace("{attempts}", &name.with_suffix("_attempts"))
             .replace("{controls}", &name.with_suffix("_controls"))
             .replace("{meta}", &name.with_suffix("_meta"))
+            .replace("{audit}", &name.with_suffix("_audit"))
             .replace("{inbox}", &name.with_suffix("_inbox"))
             .replace("{idempotency}", &name.with_suffix("_idempotency"))
             .replace("{bare}", name.bare())

@@ -43,7 +43,7 @@ async fn main() -> Result {
     attempt.rollback().await?;
     tx.commit().await?;
 
-    let waiting = store.counts().await?.new;
+    let waiting = store.counts(u64::MAX).await?.new;
     println!("{waiting} events wait for a relay");
     pool.close().await;
     Ok(())

@@ -82,7 +82,7 @@ pub(super) async fn run<DB: Target>(args: &GrowthArgs, ground: &Ground<DB>) -> R
         ));
     }
     let store = ground.store(&ground.large).await?;
-    let left = Inspect::counts(&*store).await?;
+    let left = Inspect::counts(&*store, u64::MAX).await?;
     let left = left.new + left.sending + left.retry;
     progress(format_args!("draining the other {left} events of the large backlog"));
     let memory = Memory::watch();

@@ -179,7 +179,7 @@ impl Demo {
                     let (running, latency) = ledger.running();
                     let elapsed = started.elapsed();
                     let per_second = throughput.now(elapsed, running.delivered);
-                    let (counts, stats) = (self.store.counts().await?, relay.stats());
+                    let (counts, stats) = (self.store.counts(u64::MAX).await?, relay.stats());
                     let until = self.time;
                     let moment =
                         Moment { elapsed, until, running, per_second, latency, counts, stats };
@@ -194,7 +194,7 @@ impl Demo {
     async fn drain(&self, ledger: &Arc<Ledger>, stats: &mut Stats) -> Result<Counts> {
         let deadline = Instant::now() + DRAIN;
         loop {
-            let counts = self.store.counts().await?;
+            let counts = self.store.counts(u64::MAX).await?;
             if counts.new + counts.sending + counts.retry == 0 || Instant::now() > deadline {
                 return Ok(counts);
             }

@@ -148,7 +148,7 @@ mod tests {
             running: Running { orders: huge, committed: huge, delivered: huge, rolled_back: huge },
             per_second: 1e6,
             latency: Histogram::default(),
-            counts: Counts { new: huge, sending: 0, retry: huge, dead: 999_999 },
+            counts: Counts { new: huge, sending: 0, retry: huge, dead: 999_999, estimated: false },
             stats: Stats::default(),
         };
         for line in lines(&moment) {

@@ -61,6 +61,9 @@ pub struct EventPage {
     pub events: Vec<EventRecord>,
     /// Pass it as `before` to get the next page; `None` on the last one.
     pub next: Option<i64>,
+    /// How many events were looked at. A page that is not full and has a next one ended here: the
+    /// rest was not looked at yet.
+    pub examined: u64,
 }
 
 /// One failed attempt.
@@ -89,6 +92,32 @@ pub struct Counts {
     pub retry: u64,
     /// Given up on.
     pub dead: u64,
+    /// There are more than were counted: `new` is an estimate then, and the others are what was
+    /// found among as many events as were asked for.
+    pub estimated: bool,
+}
+
+impl Counts {
+    /// How far counts are exact unless asked otherwise: few enough to count every half minute.
+    pub const CAP: u64 = 10_000;
+}
+
+/// A tenant's part of the backlog.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct TenantBacklog {
+    /// The tenant; `None` for events without one.
+    pub tenant: Option<String>,
+    /// New, sending and retry.
+    pub events: u64,
+}
+
+/// The backlog by tenant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TenantCounts {
+    /// The largest backlog first.
+    pub tenants: Vec<TenantBacklog>,
+    /// There are more events than were counted: these are the parts of the oldest of them.
+    pub estimated: bool,
 }
 
 /// A shard, its owner and its mark.
@@ -140,11 +169,16 @@ pub trait Inspect {
     /// The failed attempts of one event, first to last.
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>>;
 
-    /// How many events are in which state. Sent events are not counted.
-    async fn counts(&self) -> Result<Counts>;
+    /// How many events are in which state, exact as long as there are at most `cap` in the backlog and
+    /// at most `cap` dead. Sent events are not counted.
+    async fn counts(&self, cap: u64) -> Result<Counts>;
 
-    /// The backlog (new, sending and retry) per tenant, largest first.
-    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>>;
+    /// The backlog (new, sending and retry) per tenant, exact as long as there are at most `cap`.
+    async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts>;
+
+    /// For an event that is held behind another of its lane: the event that holds it. `None` for
+    /// any other event.
+    async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>>;
 
     /// How many events are sent and still kept, for checks and demos: this one counts rows.
     async fn count_sent(&self) -> Result<u64>;

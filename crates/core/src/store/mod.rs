@@ -9,6 +9,8 @@
 //! | [`Settle`] | write outcomes back, fenced |
 //! | [`Inspect`] | show events, counts, attempts |
 //! | [`Operate`] | replay, discard, purge |
+//! | [`Control`] | pause and resume |
+//! | [`Audit`] | remember who changed what |
 //! | [`Expire`] | forget what the inbox and idempotency keys no longer need |
 //! | [`Wake`] | learn of a commit sooner than the next poll |
 //!
@@ -29,14 +31,23 @@ mod inspect;
 
 mod operate;
 
+mod control;
+
+mod audit;
+
 mod expire;
 
 mod wake;
 
 pub use self::{
+    audit::{Audit, AuditRecord, Change},
     claim::{Claim, ClaimedRows, RowLease},
+    control::{Control, Pausable, Pause},
     expire::Expire,
-    inspect::{Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord},
+    inspect::{
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
+        TenantBacklog, TenantCounts,
+    },
     leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
     operate::{Operate, Purged, Selection},
     read::{Blocked, Due, Fetched, HotRow, Page, Position, Read, Wait},
@@ -47,7 +58,20 @@ pub use self::{
 
 /// Everything a relay needs of a database.
 pub trait Store:
-    Schema + Leases + Read + Claim + Settle + Inspect + Operate + Expire + Wake + Send + Sync + 'static
+    Schema
+    + Leases
+    + Read
+    + Claim
+    + Settle
+    + Inspect
+    + Operate
+    + Control
+    + Audit
+    + Expire
+    + Wake
+    + Send
+    + Sync
+    + 'static
 {
 }
 
@@ -59,6 +83,8 @@ impl<T> Store for T where
         + Settle
         + Inspect
         + Operate
+        + Control
+        + Audit
         + Expire
         + Wake
         + Send

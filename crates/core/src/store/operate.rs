@@ -4,13 +4,21 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 use super::Filter;
-use crate::Result;
+use crate::{Result, Status};
 
 /// What an operator acts on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
     /// This event.
     One(Uuid),
+    /// These events, as far as they are still in this state and it allows the step. The others are
+    /// skipped.
+    These {
+        /// Which: what a list gave, at most 1,000.
+        sequences: Vec<i64>,
+        /// The state they must be in.
+        status: Status,
+    },
     /// Up to `limit` events that match; call again until the answer is 0.
     Matching {
         /// Which.

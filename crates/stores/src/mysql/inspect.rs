@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
     store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
-        ShardRecord,
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, Position,
+        RelayRecord, ShardRecord, TenantBacklog, TenantCounts,
     },
 };
 use sqlx::{MySql, Row, mysql::MySqlArguments, mysql::MySqlRow, query::Query};
@@ -18,9 +18,12 @@ use super::{
     LIST, MySqlStore,
     gaps::Gaps,
     padded,
-    row::{columns, fresh, record, record_columns, status, status_of, timestamp, unsettled},
+    row::{columns, fresh, record, record_columns, status, timestamp, unsettled},
 };
-use crate::failure::failed;
+use crate::{
+    counts::{self, one_more},
+    failure::failed,
+};
 
 /// Whether `e` matches a filter that [`with_filter`] has bound.
 macro_rules! matches_filter {
@@ -164,7 +167,7 @@ impl Inspect for MySqlStore {
         } else {
             None
         };
-        Ok(EventPage { events, next })
+        Ok(EventPage { events, next, examined: examined.max(0) as u64 })
     }
 
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
@@ -190,21 +193,21 @@ impl Inspect for MySqlStore {
             .map_err(failed("reading attempts"))
     }
 
-    async fn counts(&self) -> Result<Counts> {
+    async fn counts(&self, cap: u64) -> Result<Counts> {
         const ABOVE: &str = concat!(
-            "select ",
+            "select what, count(*) from (select ",
             status!(),
-            ", count(*) from {events} e where e.sequence > ? and ",
+            " as what from {events} e where e.sequence > ? and ",
             unsettled!(),
-            " group by 1"
+            " limit ?) b group by 1"
         );
         const BELOW: &str = concat!(
-            "select ",
+            "select what, count(*) from (select ",
             status!(),
-            ", count(*) from {events} e
+            " as what from {events} e
             where e.sequence <= ? and e.not_before is not null and ",
             unsettled!(),
-            " group by 1"
+            " limit ?) b group by 1"
         );
         const LATE: &str = concat!(
             "select ",
@@ -214,39 +217,43 @@ impl Inspect for MySqlStore {
             " group by 1"
         );
         const DEAD: &str = "
-            select 'dead', count(*) from {events}
-            where dead_at is not null and sent_at is null and discarded_at is null";
+            select 'dead', count(*) from (
+                select 1 from {events} force index ({bare}_dead_idx)
+                where dead_at is not null and sent_at is null and discarded_at is null
+                limit ?
+            ) d";
+        const EXTENT: &str = "select coalesce(max(sequence), 0) - ? from {events}";
 
-        let backlog = self.backlog::<String>(ABOVE, BELOW, LATE).await?;
+        let mark = self.lowest_mark().await?;
+        let backlog = self.backlog::<String>(&mark, [ABOVE, BELOW, LATE], cap).await?;
         let dead: (String, i64) = sqlx::query_as(self.tables.sql(DEAD))
+            .bind(one_more(cap))
             .fetch_one(&self.pool)
             .await
             .map_err(failed("counting events"))?;
-        let mut counts = Counts::default();
-        for (name, count) in backlog.into_iter().chain([dead]) {
-            let count = count.max(0) as u64;
-            match status_of(&name).map_err(failed("counting events"))? {
-                Status::New => counts.new += count,
-                Status::Sending => counts.sending += count,
-                Status::Retry => counts.retry += count,
-                Status::Dead => counts.dead += count,
-                Status::Sent | Status::Discarded => {}
-            }
-        }
-        Ok(counts)
+        let extent: i64 = sqlx::query_scalar(self.tables.sql(EXTENT))
+            .bind(mark.sequence)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        counts::by_status(backlog.into_iter().chain([dead]), extent, cap)
     }
 
-    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>> {
+    async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts> {
         const ABOVE: &str = concat!(
-            "select e.tenant, count(*) from {events} e where e.sequence > ? and ",
+            "select tenant, count(*) from (
+                select e.tenant from {events} e where e.sequence > ? and ",
             unsettled!(),
-            " group by 1"
+            " limit ?
+            ) b group by 1"
         );
         const BELOW: &str = concat!(
-            "select e.tenant, count(*) from {events} e
-            where e.sequence <= ? and e.not_before is not null and ",
+            "select tenant, count(*) from (
+                select e.tenant from {events} e
+                where e.sequence <= ? and e.not_before is not null and ",
             unsettled!(),
-            " group by 1"
+            " limit ?
+            ) b group by 1"
         );
         const LATE: &str = concat!(
             "select e.tenant, count(*) from {events} e where e.sequence in ({list}) and ",
@@ -254,13 +261,38 @@ impl Inspect for MySqlStore {
             " group by 1"
         );
 
-        let mut counts: HashMap<Option<String>, u64> = HashMap::new();
-        for (tenant, count) in self.backlog::<Option<String>>(ABOVE, BELOW, LATE).await? {
-            *counts.entry(tenant).or_default() += count.max(0) as u64;
+        let mark = self.lowest_mark().await?;
+        let mut groups: HashMap<Option<String>, u64> = HashMap::new();
+        for (tenant, count) in
+            self.backlog::<Option<String>>(&mark, [ABOVE, BELOW, LATE], cap).await?
+        {
+            *groups.entry(tenant).or_default() += count.max(0) as u64;
         }
-        let mut counts: Vec<_> = counts.into_iter().collect();
-        counts.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        Ok(counts)
+        let tenants =
+            groups.into_iter().map(|(tenant, events)| TenantBacklog { tenant, events }).collect();
+        Ok(counts::by_tenant(tenants, cap))
+    }
+
+    async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
+        const HELD_BY: &str = concat!(
+            "select ",
+            record_columns!(),
+            " from {events} h join {events} e on e.lane = h.lane and e.destination = h.destination
+            where h.sequence = ? and h.wait = 'held' and h.sent_at is null and h.dead_at is null
+              and h.discarded_at is null
+              and e.sequence <> h.sequence and e.wait in ('retry', 'parked', 'suspect')
+              and e.sent_at is null and e.discarded_at is null
+            order by e.sequence
+            limit 1"
+        );
+
+        let count = self.shard_count().await?;
+        sqlx::query(self.tables.sql(HELD_BY))
+            .bind(sequence)
+            .try_map(|row: MySqlRow| record(&row, count))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("looking for what holds an event"))
     }
 
     async fn count_sent(&self) -> Result<u64> {
@@ -362,18 +394,18 @@ impl MySqlStore {
     /// committed so late that no relay has marked it yet.
     async fn backlog<G>(
         &self,
-        above: &'static str,
-        below: &'static str,
-        late: &'static str,
+        mark: &Position,
+        [above, below, late]: [&'static str; 3],
+        cap: u64,
     ) -> Result<Vec<(G, i64)>>
     where
         G: Send + Unpin + for<'r> sqlx::Decode<'r, MySql> + sqlx::Type<MySql>,
     {
-        let mark = self.lowest_mark().await?;
         let mut counts = Vec::new();
         for template in [above, below] {
             let rows: Vec<(G, i64)> = sqlx::query_as(self.tables.sql(template))
                 .bind(mark.sequence)
+                .bind(one_more(cap))
                 .fetch_all(&self.pool)
                 .await
                 .map_err(failed("counting events"))?;
@@ -401,6 +433,6 @@ impl MySqlStore {
     }
 }
 
-fn time(micros: i64) -> sqlx::Result<Timestamp> {
+pub(super) fn time(micros: i64) -> sqlx::Result<Timestamp> {
     Timestamp::from_microsecond(micros).map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }

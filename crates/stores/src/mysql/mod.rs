@@ -31,6 +31,10 @@ mod inspect;
 
 mod operate;
 
+mod control;
+
+mod audit;
+
 mod wake;
 
 mod inbox;

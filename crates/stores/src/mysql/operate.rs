@@ -29,6 +29,9 @@ impl Operate for MySqlStore {
         let mut transaction = self.begin("replaying").await?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Replay).await?,
+            Selection::These { sequences, status } => {
+                self.pick_these(&mut transaction, sequences, *status, Step::Replay).await?
+            }
             Selection::Matching { .. } => self.pick(&mut transaction, &found, Step::Replay).await?,
         };
         let replayed = self.write_picked(&mut transaction, REPLAY, &picked).await?;
@@ -41,6 +44,9 @@ impl Operate for MySqlStore {
         let mut transaction = self.begin("discarding").await?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Discard).await?,
+            Selection::These { sequences, status } => {
+                self.pick_these(&mut transaction, sequences, *status, Step::Discard).await?
+            }
             Selection::Matching { .. } => {
                 self.pick(&mut transaction, &found, Step::Discard).await?
             }
@@ -207,6 +213,19 @@ impl MySqlStore {
             }
         }
         Ok(found)
+    }
+
+    async fn pick_these(
+        &self,
+        connection: &mut MySqlConnection,
+        sequences: &[i64],
+        status: Status,
+        step: Step,
+    ) -> Result<Vec<Picked>> {
+        status.after(step)?;
+        let mut picked = self.lock_free(connection, PICK, sequences, None).await?;
+        picked.retain(|row| row.status == status);
+        Ok(picked)
     }
 
     /// Locks what was found, as far as nobody else has it and its state still allows the step.

@@ -10,9 +10,10 @@ use super::{MySqlStore, number};
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-const MIGRATIONS: [(i32, &str); 2] = [
+const MIGRATIONS: [(i32, &str); 3] = [
     (1, include_str!("../../migrations/mysql/0001_outbox.sql")),
     (2, include_str!("../../migrations/mysql/0002_inbox_idempotency.sql")),
+    (3, include_str!("../../migrations/mysql/0003_audit.sql")),
 ];
 
 /// The version that this binary knows.

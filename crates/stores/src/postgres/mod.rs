@@ -24,6 +24,10 @@ mod inspect;
 
 mod operate;
 
+mod control;
+
+mod audit;
+
 mod wake;
 
 mod inbox;

@@ -20,6 +20,10 @@ impl Operate for PostgresStore {
         let mut transaction = self.pool.begin().await.map_err(failed("replaying"))?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Replay).await?,
+            Selection::These { sequences, status } => {
+                status.after(Step::Replay)?;
+                self.pick_these(&mut transaction, sequences, *status).await?
+            }
             Selection::Matching { filter, limit } => match filter.status {
                 Some(Status::Dead) => self.pick_dead(&mut transaction, filter, *limit).await?,
                 Some(Status::Sent) => self.pick_sent(&mut transaction, filter, *limit).await?,
@@ -40,6 +44,10 @@ impl Operate for PostgresStore {
         let mut transaction = self.pool.begin().await.map_err(failed("discarding"))?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Discard).await?,
+            Selection::These { sequences, status } => {
+                status.after(Step::Discard)?;
+                self.pick_these(&mut transaction, sequences, *status).await?
+            }
             Selection::Matching { filter, limit } => match filter.status {
                 Some(Status::Dead) => self.pick_dead(&mut transaction, filter, *limit).await?,
                 _ => self.pick_discardable(&mut transaction, filter, *limit).await?,
@@ -124,6 +132,32 @@ impl PostgresStore {
         let name = row.try_get(4).map_err(failed("looking for an event"))?;
         status_of(name).map_err(failed("looking for an event"))?.after(step)?;
         Ok(vec![Picked::of(&row).map_err(failed("looking for an event"))?])
+    }
+
+    async fn pick_these(
+        &self,
+        connection: &mut PgConnection,
+        sequences: &[i64],
+        status: Status,
+    ) -> Result<Vec<Picked>> {
+        const PICK_THESE: &str = concat!(
+            "select ",
+            picked!(),
+            " from {events} e
+            where e.sequence = any($1) and ",
+            status!(),
+            " = $2
+            order by e.sequence
+            for update skip locked"
+        );
+
+        sqlx::query(self.tables.sql(PICK_THESE))
+            .bind(sequences)
+            .bind(status.as_str())
+            .try_map(|row: PgRow| Picked::of(&row))
+            .fetch_all(connection)
+            .await
+            .map_err(failed("looking for events"))
     }
 
     async fn pick_dead(

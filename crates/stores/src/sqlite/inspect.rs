@@ -8,7 +8,7 @@ use posthaste_core::{
     Result, Status,
     store::{
         Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
-        ShardRecord,
+        ShardRecord, TenantBacklog, TenantCounts,
     },
 };
 use sqlx::{
@@ -21,11 +21,13 @@ use uuid::Uuid;
 use super::{
     SqliteStore,
     row::{
-        RECORD_COLUMNS, columns, now, record, record_columns, status, status_of, time,
-        time_of_ours, unsettled,
+        RECORD_COLUMNS, columns, now, record, record_columns, status, time, time_of_ours, unsettled,
     },
 };
-use crate::failure::failed;
+use crate::{
+    counts::{self, one_more},
+    failure::failed,
+};
 
 /// Whether a row matches a filter that [`with_filter`] has bound.
 macro_rules! matches_filter {
@@ -225,47 +227,77 @@ impl Inspect for SqliteStore {
             .map_err(failed("reading attempts"))
     }
 
-    async fn counts(&self) -> Result<Counts> {
+    async fn counts(&self, cap: u64) -> Result<Counts> {
         const COUNTS: &str = concat!(
-            "select what, count(*) from (",
+            "select what, count(*) from (select what from (",
             backlog!(status!()),
-            ") group by what
+            ") limit ?1) group by what
             union all
-            select 'dead', count(*) from {events} indexed by {bare}_dead_idx
-            where dead_at is not null and sent_at is null and discarded_at is null"
+            select 'dead', count(*) from (
+                select 1 from {events} indexed by {bare}_dead_idx
+                where dead_at is not null and sent_at is null and discarded_at is null
+                limit ?1
+            )"
         );
+        const EXTENT: &str =
+            concat!("select coalesce((select max(sequence) from {events}), 0) - ", floor!());
 
-        let rows: Vec<(String, i64)> = sqlx::query_as(self.tables.sql(COUNTS))
+        let groups: Vec<(String, i64)> = sqlx::query_as(self.tables.sql(COUNTS))
+            .bind(one_more(cap))
             .fetch_all(&self.reader)
             .await
             .map_err(failed("counting events"))?;
-        let mut counts = Counts::default();
-        for (name, count) in rows {
-            let count = count.max(0) as u64;
-            match status_of(&name).map_err(failed("counting events"))? {
-                Status::New => counts.new += count,
-                Status::Sending => counts.sending += count,
-                Status::Retry => counts.retry += count,
-                Status::Dead => counts.dead += count,
-                Status::Sent | Status::Discarded => {}
-            }
-        }
-        Ok(counts)
+        let extent: i64 = sqlx::query_scalar(self.tables.sql(EXTENT))
+            .fetch_one(&self.reader)
+            .await
+            .map_err(failed("counting events"))?;
+        counts::by_status(groups, extent, cap)
     }
 
-    async fn counts_by_tenant(&self) -> Result<Vec<(Option<String>, u64)>> {
+    async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts> {
         const BY_TENANT: &str = concat!(
-            "select what, count(*) from (",
+            "select what, count(*) from (select what from (",
             backlog!("tenant"),
-            ") group by what
-            order by 2 desc, 1"
+            ") limit ?1) group by what"
         );
 
-        let rows: Vec<(Option<String>, i64)> = sqlx::query_as(self.tables.sql(BY_TENANT))
+        let groups = sqlx::query(self.tables.sql(BY_TENANT))
+            .bind(one_more(cap))
+            .try_map(|row: SqliteRow| {
+                Ok(TenantBacklog {
+                    tenant: row.try_get(0)?,
+                    events: row.try_get::<i64, _>(1)?.max(0) as u64,
+                })
+            })
             .fetch_all(&self.reader)
             .await
             .map_err(failed("counting events by tenant"))?;
-        Ok(rows.into_iter().map(|(tenant, count)| (tenant, count.max(0) as u64)).collect())
+        Ok(counts::by_tenant(groups, cap))
+    }
+
+    async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
+        const HELD_BY: &str = concat!(
+            "select ",
+            record_columns!(),
+            " from {events}
+            where sequence = (
+                select e.sequence from {events} h
+                join {events} e on e.lane = h.lane and e.destination = h.destination
+                where h.sequence = ?1 and h.wait = 'held' and h.sent_at is null
+                  and h.dead_at is null and h.discarded_at is null
+                  and e.sequence <> h.sequence and e.wait in ('retry', 'parked', 'suspect')
+                  and e.sent_at is null and e.discarded_at is null
+                order by e.sequence
+                limit 1
+            )"
+        );
+
+        sqlx::query(self.tables.sql(HELD_BY))
+            .bind(sequence)
+            .try_map(|row: SqliteRow| record(&row))
+            .fetch_optional(&self.reader)
+            .await
+            .map_err(failed("looking for what holds an event"))
     }
 
     async fn count_sent(&self) -> Result<u64> {
@@ -389,5 +421,5 @@ fn page(rows: &[SqliteRow], limit: usize) -> sqlx::Result<EventPage> {
     } else {
         None
     };
-    Ok(EventPage { events, next })
+    Ok(EventPage { events, next, examined: examined.max(0) as u64 })
 }

@@ -25,6 +25,10 @@ mod inspect;
 
 mod operate;
 
+mod control;
+
+mod audit;
+
 mod wake;
 
 mod inbox;

@@ -34,6 +34,14 @@ impl Operate for SqliteStore {
                 transaction.commit().await.map_err(failed("replaying"))?;
                 return Ok(replayed);
             }
+            Selection::These { sequences, status } => {
+                status.after(Step::Replay)?;
+                let mut transaction = self.begin("replaying").await?;
+                let picked = self.pick(&mut transaction, sequences, Some(*status)).await?;
+                let changed = self.replay_picked(&mut transaction, &picked).await?;
+                transaction.commit().await.map_err(failed("replaying"))?;
+                return Ok(changed);
+            }
             Selection::Matching { filter, limit } => (filter, *limit),
         };
         loop {
@@ -67,6 +75,15 @@ impl Operate for SqliteStore {
                 self.release_lanes(&mut transaction, &picked).await?;
                 transaction.commit().await.map_err(failed("discarding"))?;
                 return Ok(discarded);
+            }
+            Selection::These { sequences, status } => {
+                status.after(Step::Discard)?;
+                let mut transaction = self.begin("discarding").await?;
+                let picked = self.pick(&mut transaction, sequences, Some(*status)).await?;
+                let changed = self.discard_picked(&mut transaction, &picked).await?;
+                self.release_lanes(&mut transaction, &picked).await?;
+                transaction.commit().await.map_err(failed("discarding"))?;
+                return Ok(changed);
             }
             Selection::Matching { filter, limit } => (filter, *limit),
         };

@@ -11,9 +11,10 @@ use super::{BUSY_TIMEOUT, SqliteStore};
 use crate::{Tables, failure::failed};
 
 /// All migrations, by version. Append only.
-const MIGRATIONS: [(i32, &str); 2] = [
+const MIGRATIONS: [(i32, &str); 3] = [
     (1, include_str!("../../migrations/sqlite/0001_outbox.sql")),
     (2, include_str!("../../migrations/sqlite/0002_inbox_idempotency.sql")),
+    (3, include_str!("../../migrations/sqlite/0003_audit.sql")),
 ];
 
 /// The version that this binary knows.

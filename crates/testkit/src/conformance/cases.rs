@@ -174,6 +174,8 @@ macro_rules! store_conformance {
                 every_pending_event_is_counted_once
                 what_waits_behind_the_marks_is_counted_once
                 the_backlog_is_told_per_tenant
+                counts_beyond_the_cap_are_estimates
+                a_held_event_names_what_holds_it
                 the_oldest_pending_event_tells_the_lag
                 a_delayed_event_lags_from_its_own_time
                 shards_show_owner_epoch_and_mark
@@ -184,6 +186,7 @@ macro_rules! store_conformance {
                 a_replay_starts_anew_and_is_found
                 a_replay_can_be_claimed
                 attempts_of_an_earlier_life_are_kept
+                these_are_changed_as_far_as_their_state_allows
                 many_are_replayed_in_batches
                 a_filtered_replay_takes_only_what_matches
                 a_forbidden_step_is_an_error_and_changes_nothing
@@ -205,6 +208,11 @@ macro_rules! store_conformance {
                 purging_a_parked_event_frees_its_lane
                 purge_waits_for_nobody
                 a_discarded_event_is_purged_in_its_time
+            }
+            control {
+                a_pause_is_kept_until_it_is_lifted
+                a_change_is_on_record_before_it_is_made
+                the_audit_comes_newest_first_and_in_pages
             }
             wake {
                 a_listener_hears_of_a_commit

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Status,
-    store::{Counts, EventRecord, Filter, OpenBreaker},
+    store::{Counts, EventRecord, Filter, OpenBreaker, TenantBacklog, TenantCounts},
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -164,7 +164,7 @@ pub async fn a_list_shows_rows_that_cannot_be_decoded<DB: Dialect>(subject: &Sub
 /// Every event is counted once, in its state; what is finished well is not counted.
 pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
-    assert_eq!(outbox.store.counts().await.unwrap(), Counts::default());
+    assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), Counts::default());
     let owner = outbox.owner().await;
     for (times, status) in [(1, Status::New), (2, Status::Sending), (3, Status::Retry)] {
         for _ in 0..times {
@@ -176,8 +176,8 @@ pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<
             in_state(&outbox, &owner, status).await;
         }
     }
-    let expected = Counts { new: 1, sending: 2, retry: 3, dead: 4 };
-    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    let expected = Counts { new: 1, sending: 2, retry: 3, dead: 4, estimated: false };
+    assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
     assert_eq!(outbox.store.count_sent().await.unwrap(), 5);
 }
 
@@ -197,17 +197,59 @@ pub async fn what_waits_behind_the_marks_is_counted_once<DB: Dialect>(subject: &
             suspect(&rows[5], 1),
         ])
         .await;
-    let expected = Counts { new: 1, sending: 0, retry: 2, dead: 2 };
-    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    let expected = Counts { new: 1, sending: 0, retry: 2, dead: 2, estimated: false };
+    assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
     outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap();
-    assert_eq!(outbox.store.counts().await.unwrap(), expected);
+    assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
     outbox.enqueue(&events(2)).await;
     let delayed = Timestamp::now().checked_add(SignedDuration::from_hours(1)).unwrap();
     let delayed = Event::builder("Happened").raw_json("{}").deliver_at(delayed).build().unwrap();
     outbox.enqueue_one(&delayed).await;
     let expected = Counts { new: 4, ..expected };
-    assert_eq!(outbox.store.counts().await.unwrap(), expected);
-    assert_eq!(outbox.store.counts_by_tenant().await.unwrap(), [(None, 6)]);
+    assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
+    let backlog = outbox.store.counts_by_tenant(u64::MAX).await.unwrap();
+    assert_eq!(backlog, TenantCounts { tenants: vec![part(None, 6)], estimated: false });
+}
+
+fn part(tenant: Option<&str>, events: u64) -> TenantBacklog {
+    TenantBacklog { tenant: tenant.map(str::to_owned), events }
+}
+
+/// Up to the cap counts are exact; beyond it they say so, and are no less than the cap.
+pub async fn counts_beyond_the_cap_are_estimates<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(6)).await;
+    let counts = outbox.store.counts(6).await.unwrap();
+    assert_eq!(counts, Counts { new: 6, ..Counts::default() });
+    let counts = outbox.store.counts(4).await.unwrap();
+    assert!(counts.estimated && counts.new >= 5, "{counts:?}");
+    assert!(!outbox.store.counts_by_tenant(6).await.unwrap().estimated);
+    assert!(outbox.store.counts_by_tenant(4).await.unwrap().estimated);
+
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    owner.settle(&rows.iter().map(dead).collect::<Vec<_>>()).await;
+    assert_eq!(outbox.store.counts(6).await.unwrap(), Counts { dead: 6, ..Counts::default() });
+    assert!(outbox.store.counts(4).await.unwrap().estimated);
+}
+
+/// Whoever is held can ask by whom; whoever is not is held by nobody.
+pub async fn a_held_event_names_what_holds_it<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    outbox.enqueue(&[event(1), event(1), event(1), event(2)]).await;
+    let rows = owner.poll().await;
+    owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[1]), held(&rows[2])]).await;
+    for row in &rows[1..3] {
+        let holder = outbox.store.held_by(row.sequence).await.unwrap().unwrap();
+        assert_eq!(holder.sequence, rows[0].sequence);
+    }
+    for row in [&rows[0], &rows[3]] {
+        assert!(outbox.store.held_by(row.sequence).await.unwrap().is_none());
+    }
+    owner.settle(&[parked(&rows[0])]).await;
+    let holder = outbox.store.held_by(rows[1].sequence).await.unwrap().unwrap();
+    assert_eq!((holder.sequence, holder.status), (rows[0].sequence, Status::Dead));
 }
 
 /// The backlog is told per tenant, largest first; what is finished or dead is none.
@@ -222,9 +264,9 @@ pub async fn the_backlog_is_told_per_tenant<DB: Dialect>(subject: &Subject<DB>) 
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
     owner.settle(&[dead(&rows[1]), retry(&rows[2], 1, HOUR), sent(&rows[7..]).remove(0)]).await;
-    let backlog = outbox.store.counts_by_tenant().await.unwrap();
-    let expected = [(Some("b".to_owned()), 3), (None, 2), (Some("a".to_owned()), 1)];
-    assert_eq!(backlog, expected);
+    let backlog = outbox.store.counts_by_tenant(u64::MAX).await.unwrap();
+    let expected = vec![part(Some("b"), 3), part(None, 2), part(Some("a"), 1)];
+    assert_eq!(backlog, TenantCounts { tenants: expected, estimated: false });
 }
 
 /// The oldest event that could go and has not is what lags.

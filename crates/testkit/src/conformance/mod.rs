@@ -63,6 +63,8 @@ pub mod operate;
 
 pub mod purge;
 
+pub mod control;
+
 pub mod wake;
 
 use std::{panic::AssertUnwindSafe, time::Duration};
@@ -107,7 +109,7 @@ mod tests {
 
     /// What the macro turns into tests, and what the themes hold.
     const LIST: &str = include_str!("cases.rs");
-    const THEMES: [(&str, &str); 16] = [
+    const THEMES: [(&str, &str); 17] = [
         ("schema", include_str!("schema.rs")),
         ("enqueue", include_str!("enqueue.rs")),
         ("idempotent", include_str!("idempotent.rs")),
@@ -123,6 +125,7 @@ mod tests {
         ("inspect", include_str!("inspect.rs")),
         ("operate", include_str!("operate.rs")),
         ("purge", include_str!("purge.rs")),
+        ("control", include_str!("control.rs")),
         ("wake", include_str!("wake.rs")),
     ];
 

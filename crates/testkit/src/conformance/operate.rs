@@ -77,6 +77,26 @@ pub async fn attempts_of_an_earlier_life_are_kept<DB: Dialect>(subject: &Subject
     assert_eq!(attempts.iter().map(|one| one.attempt).collect::<Vec<_>>(), [1, 1]);
 }
 
+/// Named by their places, events change as far as they are in the state that was asked for; a state that
+/// forbids the step is refused as a whole.
+pub async fn these_are_changed_as_far_as_their_state_allows<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    outbox.enqueue(&events(4)).await;
+    let rows = owner.poll().await;
+    owner.settle(&[dead(&rows[0]), dead(&rows[1]), sent(&rows[2..3]).remove(0)]).await;
+    let these = |status| Selection::These { sequences: sequences(&rows), status };
+
+    assert_eq!(outbox.store.replay(&these(Status::Dead)).await.unwrap(), 2);
+    assert_eq!(outbox.store.replay(&these(Status::Dead)).await.unwrap(), 0);
+    assert_eq!(outbox.store.replay(&these(Status::Sent)).await.unwrap(), 1);
+    let refused = outbox.store.replay(&these(Status::New)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::IllegalTransition);
+    assert_eq!(outbox.store.discard(&these(Status::New)).await.unwrap(), 4);
+    let refused = outbox.store.discard(&these(Status::Sent)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::IllegalTransition);
+}
+
 /// Many events are replayed in batches, until none is left.
 pub async fn many_are_replayed_in_batches<DB: Dialect>(subject: &Subject<DB>) {
     for from in [Status::Dead, Status::Sent] {

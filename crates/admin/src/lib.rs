@@ -1,0 +1,1 @@
+//! The admin API, the dashboard, metrics and health over HTTP.

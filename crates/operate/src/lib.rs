@@ -1,0 +1,16 @@
+//! What an operator does with an outbox, from the command line as from the admin API: changes that are
+//! logged and kept in the audit table.
+//!
+//! Nothing here enqueues and nothing marks an event as sent.
+
+mod filter;
+
+mod operator;
+
+mod bulk;
+
+pub use self::{
+    bulk::{Action, Bulk, BulkReport, MAX_EVENTS, Progress},
+    filter::describe,
+    operator::Operator,
+};

@@ -1,0 +1,68 @@
+//! Pauses: stored, and obeyed by every relay.
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Result,
+    limits::cut,
+    store::{Control, Pausable, Pause},
+};
+use sqlx::{Row, mysql::MySqlRow};
+
+use super::{MySqlStore, inspect::time};
+use crate::failure::failed;
+
+#[async_trait]
+impl Control for MySqlStore {
+    async fn pauses(&self) -> Result<Vec<Pause>> {
+        const PAUSES: &str = "
+            select kind, name, value, set_by, timestampdiff(microsecond, '1970-01-01', set_at) from {controls}
+            order by set_at, kind, name";
+
+        sqlx::query(self.tables.sql(PAUSES))
+            .try_map(|row: MySqlRow| {
+                let what = Pausable::parse(row.try_get(0)?, row.try_get(1)?)
+                    .map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+                Ok(Pause {
+                    what,
+                    note: row.try_get(2)?,
+                    by: row.try_get(3)?,
+                    since: time(row.try_get(4)?)?,
+                })
+            })
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed("reading pauses"))
+    }
+
+    async fn pause(&self, what: &Pausable, by: &str, note: Option<&str>) -> Result<bool> {
+        // Not `insert ignore`: that would also cut what is too long.
+        const PAUSE: &str = "
+            insert into {controls} (kind, name, value, set_by, set_at)
+            values (?, ?, ?, ?, utc_timestamp(6))";
+
+        let paused = sqlx::query(self.tables.sql(PAUSE))
+            .bind(what.kind())
+            .bind(what.name())
+            .bind(note)
+            .bind(cut(by, 200))
+            .execute(&self.pool)
+            .await;
+        match paused {
+            Ok(_) => Ok(true),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
+            Err(error) => Err(failed("pausing")(error)),
+        }
+    }
+
+    async fn resume(&self, what: &Pausable) -> Result<bool> {
+        const RESUME: &str = "delete from {controls} where kind = ? and name = ?";
+
+        let resumed = sqlx::query(self.tables.sql(RESUME))
+            .bind(what.kind())
+            .bind(what.name())
+            .execute(&self.pool)
+            .await
+            .map_err(failed("resuming"))?;
+        Ok(resumed.rows_affected() == 1)
+    }
+}
