@@ -2,17 +2,15 @@
 
 use std::{collections::HashSet, time::Duration};
 
+use crate::support::{Database, Program, given, soon};
 use async_nats::{
     HeaderMap,
     jetstream::{self, consumer::pull, stream},
 };
-use support::{Database, Program, given, soon};
 use uuid::Uuid;
 
-#[path = "../src/nats.rs"]
+#[path = "../../src/nats.rs"]
 mod nats;
-mod support;
-
 const ORDERS: usize = 100;
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::support::{Database, Program, given};
 use rdkafka::{
     ClientConfig,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
@@ -10,10 +11,7 @@ use rdkafka::{
     producer::{FutureProducer, FutureRecord},
     util::Timeout,
 };
-use support::{Database, Program, given};
 use uuid::Uuid;
-
-mod support;
 
 const ORDERS: usize = 50;
 

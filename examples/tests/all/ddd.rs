@@ -1,10 +1,8 @@
 //! The example `ddd`.
 
-mod run;
-
 #[test]
 fn a_failed_unit_of_work_keeps_its_events_and_the_next_one_writes_them() {
-    let mut lines = run::lines(env!("CARGO_BIN_EXE_ddd"));
+    let mut lines = crate::run::lines(env!("CARGO_BIN_EXE_ddd"));
     // Two keys are delivered side by side.
     lines[2..4].sort();
     let said = [

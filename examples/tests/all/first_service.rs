@@ -8,9 +8,9 @@ use tokio::{
     time::timeout,
 };
 
-const README: &str = include_str!("../../README.md");
+const README: &str = include_str!("../../../README.md");
 
-const PROGRAM: &str = include_str!("../src/bin/first_service.rs");
+const PROGRAM: &str = include_str!("../../src/bin/first_service.rs");
 
 /// The README's first program.
 fn shown() -> &'static str {

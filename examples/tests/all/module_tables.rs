@@ -1,10 +1,8 @@
 //! The example `module_tables`.
 
-mod run;
-
 #[test]
 fn each_module_delivers_its_own_events() {
-    let mut lines = run::lines(env!("CARGO_BIN_EXE_module_tables"));
+    let mut lines = crate::run::lines(env!("CARGO_BIN_EXE_module_tables"));
     // Two keys are delivered side by side.
     lines[0..2].sort();
     lines[3..5].sort();

@@ -1,10 +1,8 @@
 //! Payments over HTTP, as a client sees them, and as it sees a server that dies.
 
+use crate::support::{Database, Program, given, soon};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
-use support::{Database, Program, given, soon};
-
-mod support;
 
 async fn start(args: &[&str]) -> (Program, String) {
     let args = [args, &["--listen", "127.0.0.1:0"]].concat();

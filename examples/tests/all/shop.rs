@@ -1,10 +1,8 @@
 //! The example `shop`, run as a process.
 
-mod shops;
-
 #[tokio::test]
 async fn the_shop_on_postgres_delivers_what_it_commits() {
-    shops::on_postgres(env!("CARGO_BIN_EXE_shop")).await;
+    crate::shops::on_postgres(env!("CARGO_BIN_EXE_shop")).await;
 }
 
 #[test]
@@ -13,6 +11,6 @@ fn the_shop_on_sqlite_delivers_what_it_commits() {
     std::fs::create_dir(&folder).unwrap();
     let file = folder.join("shop.db");
     let arguments = ["--sqlite", file.to_str().unwrap()];
-    shops::Shop::open(env!("CARGO_BIN_EXE_shop"), &arguments).keeps_its_promises();
+    crate::shops::Shop::open(env!("CARGO_BIN_EXE_shop"), &arguments).keeps_its_promises();
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -1,5 +1,4 @@
 //! Runs a shop as a process of its own, places orders over HTTP and reads what its relay says.
-#![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -1,5 +1,4 @@
 //! Running an example as a user would: a process of its own, ended with the test.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::{path::PathBuf, process::Stdio, str::FromStr, time::Duration};
 

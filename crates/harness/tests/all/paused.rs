@@ -190,7 +190,8 @@ async fn a_relay_paused_inside_a_transaction_does_not_keep_its_shards(on: &Fixtu
     loop {
         slow.pause();
         if !on.is_free().await {
-            // A single statement that was under way ends without its client.
+            // A single statement that was under way ends without its client; one that takes longer makes
+            // the takeover below easier, not harder.
             tokio::time::sleep(Duration::from_millis(200)).await;
             if !on.is_free().await {
                 break;

@@ -1,8 +1,6 @@
 //! The whole path to real brokers that die under it: enqueue, relay, broker, and a client in another
 //! language that reads back what is there.
 
-mod support;
-
 use std::{
     collections::{BTreeMap, HashSet},
     env, fs,
@@ -11,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Fixture, TestDatabase, quick, soon, until};
 use posthaste::{
     Event, Outbox,
     relay::Relay,
@@ -19,7 +18,6 @@ use posthaste::{
 };
 use posthaste_testkit::transports::{Received, Server, consume, consumer};
 use sqlx::Postgres;
-use support::{Fixture, TestDatabase, quick, soon, until};
 use tokio::{sync::watch, task::JoinHandle};
 
 /// Events a second while the broker comes and goes.

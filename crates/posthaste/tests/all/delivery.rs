@@ -1,7 +1,5 @@
 //! From a committed transaction to its destination, on every database.
 
-mod support;
-
 use std::{
     sync::{
         Arc,
@@ -10,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     Envelope, Event, Status,
     relay::{Config, OnDead, Retention},
@@ -17,7 +16,6 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 
 on_every_database!(
     events_of_a_key_arrive_in_order_and_are_marked_sent,

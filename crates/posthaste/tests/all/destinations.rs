@@ -1,7 +1,5 @@
 //! Several destinations: routes, outages of one of them, poison, limits, interceptors.
 
-mod support;
-
 use std::{
     sync::{
         Arc, Mutex,
@@ -10,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Fixture, TestDatabase, quick, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Failure, Status,
@@ -18,7 +17,6 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
-use support::{Fixture, TestDatabase, quick, until};
 
 on_every_database!(
     a_key_that_uses_both_destinations_goes_on_at_the_living_one,

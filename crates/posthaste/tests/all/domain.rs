@@ -1,7 +1,6 @@
 //! Aggregates that raise events, and units of work that write them.
 
-mod support;
-
+use crate::support::{Fixture, TestDatabase, quick};
 use posthaste::{
     Envelope, Event,
     domain::{Aggregate, Context, Events, Payload, Serializer, UnitOfWork},
@@ -9,7 +8,6 @@ use posthaste::{
 };
 use serde::Serialize;
 use sqlx::{Postgres, Sqlite};
-use support::{Fixture, TestDatabase, quick};
 
 on_every_database!(
     events_of_several_aggregates_are_written_in_the_order_they_were_raised,

@@ -1,18 +1,16 @@
 //! Hooks around a write, and who is told how its transaction ended.
 
-mod support;
-
 use std::{
     io,
     sync::{Arc, Mutex},
 };
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     ErrorKind, Event, Failure, Hook, OutboxTransaction, Refusal, Written, relay::Config,
     transports::memory::MemoryTransport,
 };
 use sqlx::{Postgres, Sqlite};
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 
 on_every_database!(
     hooks_change_a_batch_in_their_order,
@@ -395,7 +393,7 @@ async fn a_commit_that_sqlite_refuses_is_a_rollback() {
 
 #[tokio::test]
 async fn a_full_hot_queue_warns_counts_and_leaves_events_to_the_poller() {
-    let log = support::Log::default();
+    let log = crate::support::Log::default();
     let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let on = Sqlite::fixture().await;

@@ -1,7 +1,5 @@
 //! The inbox: however often a message comes, and whatever breaks meanwhile, it takes effect once.
 
-mod support;
-
 use std::{
     sync::{
         Arc,
@@ -10,12 +8,12 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Fixture, TestDatabase, soon};
 use posthaste::{
     Envelope, Error, ErrorKind, Inbox, Once, message_id, stores::inbox::InboxDialect,
     transports::message::MessageFormat,
 };
 use sqlx::Transaction;
-use support::{Fixture, TestDatabase, soon};
 use tokio::{sync::oneshot, task::JoinSet};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -342,7 +340,7 @@ async fn a_spawned_task_can_consume() {
 
 #[test]
 fn the_id_is_found_whatever_the_format_and_the_broker() {
-    let event = support::event("o", 1);
+    let event = crate::support::event("o", 1);
     let id = event.id().to_string();
     for replay in [0, 2] {
         let envelope = Envelope {

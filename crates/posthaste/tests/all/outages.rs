@@ -1,7 +1,5 @@
 //! The database goes away, refuses or stops listening in the middle of work (PostgreSQL).
 
-mod support;
-
 use std::{
     sync::{
         Arc,
@@ -10,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     Envelope, Status,
     relay::{Config, Relay},
@@ -18,7 +17,6 @@ use posthaste::{
     transports::memory::MemoryTransport,
 };
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 
 /// A relay on a pool of its own, whose connections carry a name by which they can be ended.
 async fn relay_with_name(

@@ -1,14 +1,12 @@
 //! Writers in another language: the examples of docs/plain-sql.md, as they stand there, run by
 //! Python with the usual driver of each database.
 
-mod support;
-
 use std::process::{Command, Stdio};
 
+use crate::support::{Fixture, TestDatabase, quick, url};
 use posthaste::transports::memory::MemoryTransport;
-use support::{Fixture, TestDatabase, quick, url};
 
-const PAGE: &str = include_str!("../../../docs/plain-sql.md");
+const PAGE: &str = include_str!("../../../../docs/plain-sql.md");
 
 /// The Python of the section with this heading, for this outbox.
 fn example<DB: TestDatabase>(heading: &str, on: &Fixture<DB>) -> String {
@@ -24,8 +22,8 @@ fn run(database: &str, url: &str, code: &str, payloads: &[Vec<u8>]) -> Vec<Strin
     let request = serde_json::json!({
         "database": database, "url": url, "code": code, "payloads": payloads,
     });
-    let mut python = Command::new(support::url("POSTHASTE_TEST_PYTHON"))
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plain_sql.py"))
+    let mut python = Command::new(crate::support::url("POSTHASTE_TEST_PYTHON"))
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/all/plain_sql.py"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,16 +1,14 @@
 //! Relays that share an outbox: shares, hand-overs, stand-bys, and relays that do not agree.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     relay::{Config, Relay},
     store::RelayOrdering,
     transport::Outcome,
     transports::memory::MemoryTransport,
 };
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 
 on_every_database!(
     two_relays_end_with_equal_shares_and_a_graceful_stop_leaves_all_to_the_other,

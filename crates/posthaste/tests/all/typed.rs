@@ -1,15 +1,13 @@
 //! Typed events, from the derive through the outbox to a handler.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::{TestDatabase, quick};
 use posthaste::{
     Event, Ordering, Status, TypedEvent, transports::handlers::Handlers, typed::Value,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::Sqlite;
-use support::{TestDatabase, quick};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Event)]
 #[event(type = "OrderPlaced", aggregate = "Order", version = 2, upcast = currency)]
