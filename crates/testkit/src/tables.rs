@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 /// What an outbox consists of, as [`Tables::fill`] names it. Side tables come first, so that an
 /// outbox that is half gone can still be dropped.
-pub const ALL: [&str; 8] = [
+pub const ALL: [&str; 9] = [
+    "{audit}",
     "{idempotency}",
     "{inbox}",
     "{attempts}",
