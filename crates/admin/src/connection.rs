@@ -43,7 +43,7 @@ pub(crate) async fn serve(
     tls: Option<Acceptor>,
     stop: impl Future<Output = ()>,
 ) {
-    let graceful = Arc::new(GracefulShutdown::new());
+    let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut stop = std::pin::pin!(stop);
     let mut connections = tokio::task::JoinSet::new();
@@ -68,9 +68,7 @@ pub(crate) async fn serve(
         });
     }
     drop(listener);
-    if let Some(graceful) = Arc::into_inner(graceful)
-        && tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err()
-    {
+    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
         tracing::warn!("some requests to the admin server did not end in time");
     }
 }

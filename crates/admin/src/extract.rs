@@ -109,7 +109,7 @@ pub(crate) fn page_limit(limit: Option<&str>) -> Result<usize> {
 /// Where the page before ended: what its `next` said.
 pub(crate) fn cursor(cursor: Option<&str>) -> Result<Option<i64>> {
     cursor
-        .map(|cursor| cursor.parse())
+        .map(str::parse)
         .transpose()
         .map_err(|_| Error::invalid("cursor must be what `next` of a page said"))
 }

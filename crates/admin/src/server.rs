@@ -58,7 +58,8 @@ impl Admin {
     /// Serves until `stop` is ready, then lets requests that are under way end.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<()> {
         let mut samplers = JoinSet::new();
-        for ServedOutbox { outbox, series } in self.served.iter().cloned() {
+        for ServedOutbox { outbox, series } in self.served.iter() {
+            let (outbox, series) = (Arc::clone(outbox), Arc::clone(series));
             samplers.spawn(async move { series.sample(&outbox).await });
         }
         let router = self.router();

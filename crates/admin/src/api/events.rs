@@ -1,22 +1,18 @@
-//! Events: lists by filter, one with its history, its payload, and another try or the end for it.
-
-use std::collections::BTreeMap;
+//! Events by a filter, a page at a time.
 
 use axum::Json;
-use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use posthaste_core::{
-    Envelope, Error, Result, Status, limits,
-    store::{Attempt, EventRecord, Filter, Wait},
+    Envelope, Error, Event, Result, Status, limits,
+    store::{EventRecord, Filter, Wait},
 };
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Changed, Nothing, ServedOutbox};
+use super::ServedOutbox;
 use crate::{
-    auth::{Caller, must_operate},
-    extract::{JsonOf, PathOf, QueryOf, cursor, page_limit, text},
-    problem::{Answer, Problem},
+    extract::{QueryOf, cursor, page_limit, text},
+    problem::Answer,
 };
 
 /// Which events, as requests say it.
@@ -82,7 +78,7 @@ pub(super) struct Events {
 }
 
 #[derive(Serialize)]
-struct EventLine {
+pub(super) struct EventLine {
     id: Option<Uuid>,
     sequence: i64,
     status: Status,
@@ -109,7 +105,7 @@ struct EventLine {
 }
 
 impl EventLine {
-    fn new(record: &EventRecord) -> Self {
+    pub(super) fn new(record: &EventRecord) -> Self {
         let envelope = record.content.as_ref().ok();
         let event = envelope.map(|envelope| &envelope.event);
         let owned = |text: Option<&str>| text.map(str::to_owned);
@@ -117,8 +113,8 @@ impl EventLine {
             id: record.event_id,
             sequence: record.sequence,
             status: record.status,
-            r#type: owned(event.map(|event| event.event_type())),
-            aggregate_type: owned(event.map(|event| event.aggregate_type())),
+            r#type: owned(event.map(Event::event_type)),
+            aggregate_type: owned(event.map(Event::aggregate_type)),
             aggregate_id: owned(event.and_then(|event| event.aggregate_id())),
             tenant: owned(event.and_then(|event| event.tenant())),
             topic: owned(envelope.map(Envelope::topic)),
@@ -126,7 +122,7 @@ impl EventLine {
             attempts: record.attempts,
             replay: envelope.map_or(0, |envelope| envelope.replay),
             created_at: envelope.map(|envelope| envelope.created_at),
-            occurred_at: event.map(|event| event.occurred_at()),
+            occurred_at: event.map(Event::occurred_at),
             not_before: record.not_before,
             wait: record.wait.map(Wait::as_str),
             sent_at: record.sent_at,
@@ -165,124 +161,4 @@ pub(super) async fn list(
         next: page.next.map(|next| next.to_string()),
         examined: page.examined,
     }))
-}
-
-#[derive(Deserialize)]
-pub(super) struct EventPath {
-    id: String,
-}
-
-impl EventPath {
-    fn id(&self) -> Answer<Uuid> {
-        self.id.parse().map_err(|_| Problem::unreadable("the id in the path is not a UUID"))
-    }
-}
-
-async fn find(served: &ServedOutbox, path: &EventPath) -> Answer<EventRecord> {
-    let id = path.id()?;
-    let found = served.outbox.store.event(id).await?;
-    found.ok_or_else(|| Problem::not_found(format!("event {id}")))
-}
-
-#[derive(Serialize)]
-pub(super) struct EventAnswer {
-    event: EventDetail,
-    attempts: Vec<AttemptLine>,
-}
-
-#[derive(Serialize)]
-struct EventDetail {
-    #[serde(flatten)]
-    line: EventLine,
-    headers: BTreeMap<String, String>,
-    content_type: Option<String>,
-    schema_id: Option<String>,
-    schema_version: Option<i32>,
-    routing_key: Option<String>,
-    ordering_key: Option<String>,
-}
-
-#[derive(Serialize)]
-struct AttemptLine {
-    attempt: u32,
-    at: Timestamp,
-    relay: String,
-    destination: String,
-    error: String,
-}
-
-impl From<Attempt> for AttemptLine {
-    fn from(Attempt { attempt, at, relay, destination, error }: Attempt) -> Self {
-        Self { attempt, at, relay, destination, error }
-    }
-}
-
-pub(super) async fn show(
-    served: ServedOutbox,
-    PathOf(path): PathOf<EventPath>,
-) -> Answer<Json<EventAnswer>> {
-    let record = find(&served, &path).await?;
-    let attempts = served.outbox.store.attempts(record.sequence).await?;
-    let event = record.content.as_ref().ok().map(|envelope| &envelope.event);
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    Ok(Json(EventAnswer {
-        event: EventDetail {
-            line: EventLine::new(&record),
-            headers: event.map(|event| event.headers().clone()).unwrap_or_default(),
-            content_type: owned(event.map(|event| event.content_type())),
-            schema_id: owned(event.and_then(|event| event.schema_id())),
-            schema_version: event.map(|event| event.schema_version()),
-            routing_key: owned(event.and_then(|event| event.routing_key())),
-            ordering_key: event.and_then(|event| event.ordering_key()),
-        },
-        attempts: attempts.into_iter().map(AttemptLine::from).collect(),
-    }))
-}
-
-#[derive(Serialize)]
-pub(super) struct Payload {
-    content_type: String,
-    encoding: &'static str,
-    payload: String,
-}
-
-/// For operators alone: a payload may hold what a viewer must not see.
-pub(super) async fn payload(
-    served: ServedOutbox,
-    caller: Caller,
-    PathOf(path): PathOf<EventPath>,
-) -> Answer<Json<Payload>> {
-    must_operate(&caller)?;
-    let record = find(&served, &path).await?;
-    let Ok(envelope) = record.content else {
-        return Err(Problem::not_found("a payload that can be decoded"));
-    };
-    let bytes = envelope.event.payload();
-    let (encoding, payload) = match std::str::from_utf8(bytes) {
-        Ok(text) => ("utf8", text.to_owned()),
-        Err(_) => ("base64", STANDARD.encode(bytes)),
-    };
-    tracing::info!(by = %caller.name, event.id = %envelope.event.id(), "payload shown");
-    let content_type = envelope.event.content_type().to_owned();
-    Ok(Json(Payload { content_type, encoding, payload }))
-}
-
-pub(super) async fn replay(
-    served: ServedOutbox,
-    caller: Caller,
-    PathOf(path): PathOf<EventPath>,
-    JsonOf(_): JsonOf<Nothing>,
-) -> Answer<Json<Changed>> {
-    served.operator(caller).replay(path.id()?).await?;
-    Ok(Json(Changed { changed: 1 }))
-}
-
-pub(super) async fn discard(
-    served: ServedOutbox,
-    caller: Caller,
-    PathOf(path): PathOf<EventPath>,
-    JsonOf(_): JsonOf<Nothing>,
-) -> Answer<Json<Changed>> {
-    served.operator(caller).discard(path.id()?).await?;
-    Ok(Json(Changed { changed: 1 }))
 }

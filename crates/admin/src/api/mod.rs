@@ -6,6 +6,8 @@ mod series;
 
 mod events;
 
+mod event;
+
 mod bulk;
 
 mod relays;
@@ -103,10 +105,10 @@ fn routes() -> Vec<Route> {
         get("/outboxes/{outbox}/overview", overview::overview),
         get("/outboxes/{outbox}/series", series::series),
         get("/outboxes/{outbox}/events", events::list),
-        get("/outboxes/{outbox}/events/{id}", events::show),
-        get("/outboxes/{outbox}/events/{id}/payload", events::payload),
-        post("/outboxes/{outbox}/events/{id}/replay", events::replay),
-        post("/outboxes/{outbox}/events/{id}/discard", events::discard),
+        get("/outboxes/{outbox}/events/{id}", event::show),
+        get("/outboxes/{outbox}/events/{id}/payload", event::payload),
+        post("/outboxes/{outbox}/events/{id}/replay", event::replay),
+        post("/outboxes/{outbox}/events/{id}/discard", event::discard),
         post("/outboxes/{outbox}/bulk", bulk::bulk),
         get("/outboxes/{outbox}/relays", relays::relays),
         get("/outboxes/{outbox}/shards", relays::shards),
