@@ -123,6 +123,11 @@ pub async fn events(store: &impl AsRef<dyn Store>, filter: &Filter) -> Result<Ve
     loop {
         let page = store.as_ref().events(filter, before, PAGE).await?;
         for record in page.events {
+            // A list has no payloads.
+            let record = match record.event_id {
+                Some(id) => store.as_ref().event(id).await?.unwrap_or(record),
+                None => record,
+            };
             found.push(record.content.map_err(|error| Error::new(ErrorKind::State, error))?);
         }
         before = page.next;

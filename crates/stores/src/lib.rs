@@ -19,6 +19,9 @@ mod failure;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod counts;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod diagnose;
+
 #[cfg(feature = "postgres")]
 mod sessions;
 

@@ -36,8 +36,11 @@ pub struct EventRecord {
     pub shard: u16,
     /// Its id, `None` when the column holds none.
     pub event_id: Option<Uuid>,
-    /// The envelope, or why the row cannot be decoded.
+    /// The envelope, or why the row cannot be decoded. Only [`Inspect::event`] gives its payload;
+    /// elsewhere that is empty.
     pub content: Result<Envelope, String>,
+    /// How large the payload is.
+    pub payload_bytes: u64,
     /// Failed attempts.
     pub attempts: u32,
     /// Not before this time; `None` also when it waits for its lane or for an operator.
@@ -50,6 +53,8 @@ pub struct EventRecord {
     pub dead_at: Option<Timestamp>,
     /// The last failure.
     pub last_error: Option<String>,
+    /// Where it failed or is held, or was last; `None` as long as all went well.
+    pub destination: Option<String>,
     /// Who holds a row lease on it.
     pub locked_by: Option<String>,
 }
@@ -159,10 +164,10 @@ pub struct RelayRecord {
 /// Looking at an outbox. Nothing here writes, and nothing scans what was sent.
 #[async_trait]
 pub trait Inspect {
-    /// One event by its id.
+    /// One event by its id, with its payload.
     async fn event(&self, id: Uuid) -> Result<Option<EventRecord>>;
 
-    /// Events that match, newest first, at most `limit`, older than `before`.
+    /// Events that match, newest first, at most `limit`, older than `before`. Without payloads.
     async fn events(&self, filter: &Filter, before: Option<i64>, limit: usize)
     -> Result<EventPage>;
 

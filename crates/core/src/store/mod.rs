@@ -11,6 +11,7 @@
 //! | [`Operate`] | replay, discard, purge |
 //! | [`Control`] | pause and resume |
 //! | [`Audit`] | remember who changed what |
+//! | [`Diagnose`] | say what is wrong with the database |
 //! | [`Expire`] | forget what the inbox and idempotency keys no longer need |
 //! | [`Wake`] | learn of a commit sooner than the next poll |
 //!
@@ -35,6 +36,8 @@ mod control;
 
 mod audit;
 
+mod diagnose;
+
 mod expire;
 
 mod wake;
@@ -43,6 +46,7 @@ pub use self::{
     audit::{Audit, AuditRecord, Change},
     claim::{Claim, ClaimedRows, RowLease},
     control::{Control, Pausable, Pause},
+    diagnose::{Diagnose, Finding, Level, OpenTransaction},
     expire::Expire,
     inspect::{
         Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
@@ -67,6 +71,7 @@ pub trait Store:
     + Operate
     + Control
     + Audit
+    + Diagnose
     + Expire
     + Wake
     + Send
@@ -85,6 +90,7 @@ impl<T> Store for T where
         + Operate
         + Control
         + Audit
+        + Diagnose
         + Expire
         + Wake
         + Send

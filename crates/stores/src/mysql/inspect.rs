@@ -18,7 +18,7 @@ use super::{
     LIST, MySqlStore,
     gaps::Gaps,
     padded,
-    row::{columns, fresh, record, record_columns, status, timestamp, unsettled},
+    row::{columns, fresh, listed_columns, record, record_columns, status, timestamp, unsettled},
 };
 use crate::{
     counts::{self, one_more},
@@ -71,7 +71,7 @@ macro_rules! page {
         (
             concat!(
                 "select ",
-                record_columns!(),
+                listed_columns!(),
                 " from (",
                 $window,
                 ") w straight_join {events} e on e.sequence = w.sequence where ",
@@ -276,7 +276,7 @@ impl Inspect for MySqlStore {
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
         const HELD_BY: &str = concat!(
             "select ",
-            record_columns!(),
+            listed_columns!(),
             " from {events} h join {events} e on e.lane = h.lane and e.destination = h.destination
             where h.sequence = ? and h.wait = 'held' and h.sent_at is null and h.dead_at is null
               and h.discarded_at is null

@@ -78,7 +78,7 @@ const OPEN: &str = "
 const TIME: &str = "select cast(unix_timestamp() as signed)";
 
 /// The privilege is missing, or there is no such list on this server.
-const NOT_SHOWN: [u16; 4] = [1227, 1142, 1109, 1146];
+pub(super) const NOT_SHOWN: [u16; 4] = [1227, 1142, 1109, 1146];
 
 impl MySqlStore {
     /// The numbers that are visible behind `behind`, up to `up_to`, at most `limit`.

@@ -35,6 +35,8 @@ mod control;
 
 mod audit;
 
+mod diagnose;
+
 mod wake;
 
 mod inbox;

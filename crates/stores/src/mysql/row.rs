@@ -13,11 +13,17 @@ use uuid::Uuid;
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
     () => {
-        "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
-         e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, \
-         e.payload, e.content_type, timestampdiff(microsecond, '1970-01-01', e.occurred_at), \
-         timestampdiff(microsecond, '1970-01-01', e.created_at), e.attempts, e.replay, \
-         timestampdiff(microsecond, '1970-01-01', e.not_before), e.wait, e.shard"
+        columns!("e.payload")
+    };
+    ($payload:expr) => {
+        concat!(
+            "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
+             e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, ",
+            $payload,
+            ", e.content_type, timestampdiff(microsecond, '1970-01-01', e.occurred_at), \
+             timestampdiff(microsecond, '1970-01-01', e.created_at), e.attempts, e.replay, \
+             timestampdiff(microsecond, '1970-01-01', e.not_before), e.wait, e.shard"
+        )
     };
 }
 
@@ -27,13 +33,24 @@ pub(super) const COLUMNS: usize = 21;
 /// The columns of `e` that make an [`EventRecord`].
 macro_rules! record_columns {
     () => {
+        record_columns!("e.payload")
+    };
+    ($payload:expr) => {
         concat!(
-            columns!(),
+            columns!($payload),
             ", ",
             status!(),
             ", timestampdiff(microsecond, '1970-01-01', e.sent_at), \
-             timestampdiff(microsecond, '1970-01-01', e.dead_at), e.last_error, e.locked_by"
+             timestampdiff(microsecond, '1970-01-01', e.dead_at), e.last_error, e.locked_by, \
+             cast(length(e.payload) as signed), e.destination"
         )
+    };
+}
+
+/// The same without the payload, for lists.
+macro_rules! listed_columns {
+    () => {
+        record_columns!("x''")
     };
 }
 
@@ -70,7 +87,7 @@ macro_rules! for_ever {
     };
 }
 
-pub(super) use {columns, for_ever, fresh, record_columns, status, unsettled};
+pub(super) use {columns, for_ever, fresh, listed_columns, record_columns, status, unsettled};
 
 /// The row as a relay gets it. `shards` is how many there are: a row that was written without the
 /// hash of its key has no shard of its own.
@@ -109,6 +126,8 @@ pub(super) fn record(row: &MySqlRow, shards: u16) -> sqlx::Result<EventRecord> {
         dead_at: time(COLUMNS + 2)?,
         last_error: row.try_get_unchecked(COLUMNS + 3)?,
         locked_by: row.try_get_unchecked(COLUMNS + 4)?,
+        payload_bytes: row.try_get_unchecked::<i64, _>(COLUMNS + 5)?.max(0) as u64,
+        destination: row.try_get_unchecked(COLUMNS + 6)?,
         content: stored.decode(),
     })
 }

@@ -74,7 +74,7 @@ macro_rules! page {
     () => {
         concat!(
             "select ",
-            record_columns!(),
+            listed_columns!(),
             ", s.examined, s.lowest
             from (select count(*) as examined, min(sequence) as lowest from w) s
             left join {events} e on e.sequence = any(array(
@@ -311,7 +311,7 @@ impl Inspect for PostgresStore {
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
         const HELD_BY: &str = concat!(
             "select ",
-            record_columns!(),
+            listed_columns!(),
             " from {events} h join {events} e on e.lane = h.lane and e.destination = h.destination
             where h.sequence = $1 and h.wait = 'held' and h.sent_at is null and h.dead_at is null
               and h.discarded_at is null

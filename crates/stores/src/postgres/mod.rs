@@ -28,6 +28,8 @@ mod control;
 
 mod audit;
 
+mod diagnose;
+
 mod wake;
 
 mod inbox;

@@ -17,10 +17,16 @@ use sqlx::{
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
     () => {
-        "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
-         e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, \
-         e.payload, e.content_type, e.occurred_at, e.created_at, e.attempts, e.replay, \
-         e.not_before, e.wait, e.shard"
+        columns!("e.payload")
+    };
+    ($payload:expr) => {
+        concat!(
+            "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
+             e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, ",
+            $payload,
+            ", e.content_type, e.occurred_at, e.created_at, e.attempts, e.replay, e.not_before, e.wait, \
+             e.shard"
+        )
     };
 }
 
@@ -30,12 +36,28 @@ pub(super) const COLUMNS: usize = 21;
 /// The columns of `e` that make an [`EventRecord`].
 macro_rules! record_columns {
     () => {
-        concat!(columns!(), ", ", status!(), ", e.sent_at, e.dead_at, e.last_error, e.locked_by")
+        record_columns!("e.payload")
+    };
+    ($payload:expr) => {
+        concat!(
+            columns!($payload),
+            ", ",
+            status!(),
+            ", e.sent_at, e.dead_at, e.last_error, e.locked_by, octet_length(e.payload), \
+             e.destination"
+        )
+    };
+}
+
+/// The same without the payload, for lists.
+macro_rules! listed_columns {
+    () => {
+        record_columns!("''::bytea")
     };
 }
 
 /// How many [`record_columns`] there are.
-pub(super) const RECORD_COLUMNS: usize = COLUMNS + 5;
+pub(super) const RECORD_COLUMNS: usize = COLUMNS + 7;
 
 /// The state of `e`.
 macro_rules! status {
@@ -147,6 +169,8 @@ pub(super) fn record(row: &PgRow) -> sqlx::Result<EventRecord> {
         dead_at: time(COLUMNS + 2)?,
         last_error: row.try_get_unchecked(COLUMNS + 3)?,
         locked_by: row.try_get_unchecked(COLUMNS + 4)?,
+        payload_bytes: row.try_get_unchecked::<i32, _>(COLUMNS + 5)?.max(0) as u64,
+        destination: row.try_get_unchecked(COLUMNS + 6)?,
         content: stored.decode(),
     })
 }

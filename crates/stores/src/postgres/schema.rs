@@ -8,14 +8,14 @@ use super::PostgresStore;
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-const MIGRATIONS: [(i32, &str); 3] = [
+pub(super) const MIGRATIONS: [(i32, &str); 3] = [
     (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
     (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/postgres/0003_audit.sql")),
 ];
 
 /// The version that this binary knows.
-const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 const DEFAULT_SHARDS: u16 = 64;
 

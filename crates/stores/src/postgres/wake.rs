@@ -19,24 +19,7 @@ const MAX_CHANNEL: usize = 63;
 #[async_trait]
 impl Wake for PostgresStore {
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
-        let options = match &self.listen_url {
-            Some(url) => connect_options(url)?,
-            None => (*self.pool.connect_options()).clone(),
-        };
-        // A connection of its own: one out of the store's pool would be missing there.
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .max_lifetime(None)
-            .idle_timeout(None)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .connect_with(options)
-            .await
-            .map_err(failed("connecting to listen"))?;
-        let mut listener =
-            PgListener::connect_with(&pool).await.map_err(failed("connecting to listen"))?;
-        // A lost connection is the caller's to know: what was notified meanwhile is lost as well.
-        listener.eager_reconnect(false);
-        listener.listen(&channel(self.tables.name())).await.map_err(failed("listening"))?;
+        let listener = self.listener(&channel(self.tables.name())).await?;
         Ok(Some(Box::new(PostgresListener(listener))))
     }
 
@@ -51,6 +34,30 @@ impl Wake for PostgresStore {
             .map_err(failed("notifying"))?;
         session.done();
         Ok(())
+    }
+}
+
+impl PostgresStore {
+    /// Listens on a connection of its own: one out of the store's pool would be missing there.
+    pub(super) async fn listener(&self, channel: &str) -> Result<PgListener> {
+        let options = match &self.listen_url {
+            Some(url) => connect_options(url)?,
+            None => (*self.pool.connect_options()).clone(),
+        };
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .connect_with(options)
+            .await
+            .map_err(failed("connecting to listen"))?;
+        let mut listener =
+            PgListener::connect_with(&pool).await.map_err(failed("connecting to listen"))?;
+        // A lost connection is the caller's to know: what was notified meanwhile is lost as well.
+        listener.eager_reconnect(false);
+        listener.listen(channel).await.map_err(failed("listening"))?;
+        Ok(listener)
     }
 }
 

@@ -21,7 +21,8 @@ use uuid::Uuid;
 use super::{
     SqliteStore,
     row::{
-        RECORD_COLUMNS, columns, now, record, record_columns, status, time, time_of_ours, unsettled,
+        RECORD_COLUMNS, columns, listed_columns, now, record, record_columns, status, time,
+        time_of_ours, unsettled,
     },
 };
 use crate::{
@@ -78,7 +79,7 @@ macro_rules! page {
     () => {
         concat!(
             "select ",
-            record_columns!(),
+            listed_columns!(),
             ", s.examined, s.lowest
             from (select count(*) as examined, min(sequence) as lowest from w) s
             left join {events} on sequence in (
@@ -278,7 +279,7 @@ impl Inspect for SqliteStore {
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
         const HELD_BY: &str = concat!(
             "select ",
-            record_columns!(),
+            listed_columns!(),
             " from {events}
             where sequence = (
                 select e.sequence from {events} h

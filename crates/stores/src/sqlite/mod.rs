@@ -29,6 +29,8 @@ mod control;
 
 mod audit;
 
+mod diagnose;
+
 mod wake;
 
 mod inbox;

@@ -27,9 +27,15 @@ macro_rules! now {
 /// The columns that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
     () => {
-        "sequence, event_id, event_type, aggregate_type, aggregate_id, tenant, topic, \
-         routing_key, schema_id, schema_version, ordering_key, headers, payload, content_type, \
-         occurred_at, created_at, attempts, replay, not_before, wait"
+        columns!("payload")
+    };
+    ($payload:expr) => {
+        concat!(
+            "sequence, event_id, event_type, aggregate_type, aggregate_id, tenant, topic, \
+             routing_key, schema_id, schema_version, ordering_key, headers, ",
+            $payload,
+            ", content_type, occurred_at, created_at, attempts, replay, not_before, wait"
+        )
     };
 }
 
@@ -39,12 +45,27 @@ pub(super) const COLUMNS: usize = 20;
 /// The columns that make an [`EventRecord`].
 macro_rules! record_columns {
     () => {
-        concat!(columns!(), ", ", status!(), ", sent_at, dead_at, last_error, locked_by")
+        record_columns!("payload")
+    };
+    ($payload:expr) => {
+        concat!(
+            columns!($payload),
+            ", ",
+            status!(),
+            ", sent_at, dead_at, last_error, locked_by, octet_length(payload), destination"
+        )
+    };
+}
+
+/// The same without the payload, for lists.
+macro_rules! listed_columns {
+    () => {
+        record_columns!("x'' as payload")
     };
 }
 
 /// How many [`record_columns`] there are.
-pub(super) const RECORD_COLUMNS: usize = COLUMNS + 5;
+pub(super) const RECORD_COLUMNS: usize = COLUMNS + 7;
 
 /// The state of a row.
 macro_rules! status {
@@ -69,7 +90,7 @@ macro_rules! unsettled {
     };
 }
 
-pub(super) use {columns, now, record_columns, status, unsettled};
+pub(super) use {columns, listed_columns, now, record_columns, status, unsettled};
 
 /// The row as a relay gets it.
 pub(super) fn fetched(row: &SqliteRow) -> sqlx::Result<Fetched> {
@@ -104,6 +125,8 @@ pub(super) fn record(row: &SqliteRow) -> sqlx::Result<EventRecord> {
         dead_at: time(row, COLUMNS + 2),
         last_error: row.try_get(COLUMNS + 3).unwrap_or_default(),
         locked_by: row.try_get(COLUMNS + 4).unwrap_or_default(),
+        payload_bytes: row.try_get::<i64, _>(COLUMNS + 5).unwrap_or_default().max(0) as u64,
+        destination: row.try_get(COLUMNS + 6).unwrap_or_default(),
         content: stored.and_then(StoredRow::decode),
     })
 }

@@ -171,6 +171,8 @@ macro_rules! store_conformance {
                 times_of_a_filter_are_from_and_before
                 every_state_can_be_listed
                 a_list_shows_rows_that_cannot_be_decoded
+                a_list_tells_how_large_a_payload_is_and_holds_none
+                an_event_that_failed_names_its_destination
                 every_pending_event_is_counted_once
                 what_waits_behind_the_marks_is_counted_once
                 the_backlog_is_told_per_tenant
@@ -213,6 +215,13 @@ macro_rules! store_conformance {
                 a_pause_is_kept_until_it_is_lifted
                 a_change_is_on_record_before_it_is_made
                 the_audit_comes_newest_first_and_in_pages
+            }
+            diagnose {
+                the_database_tells_its_time
+                a_sound_outbox_has_nothing_wrong_with_it
+                an_outbox_that_was_never_migrated_is_one_problem
+                a_missing_index_is_named_with_the_statement_that_makes_it
+                a_transaction_that_has_written_is_seen_until_it_ends
             }
             wake {
                 a_listener_hears_of_a_commit

@@ -161,6 +161,48 @@ pub async fn a_list_shows_rows_that_cannot_be_decoded<DB: Dialect>(subject: &Sub
     assert!(found[0].content.is_err());
 }
 
+/// Lists say how large a payload is, and only the event itself has it.
+pub async fn a_list_tells_how_large_a_payload_is_and_holds_none<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    let payload = "\"ü\"".repeat(5_000);
+    let large = Event::builder("Happened").aggregate("Thing", 1).raw_json(payload.clone());
+    let large = large.build().unwrap();
+    outbox.enqueue_one(&large).await;
+    let by_hand = Uuid::now_v7();
+    outbox
+        .sql(&format!(
+            "insert into {{events}} (event_id, event_type, payload) \
+             values ('{by_hand}', 'ByHand', 'four')"
+        ))
+        .await;
+    let of_aggregate = Filter { aggregate_id: Some("1".to_owned()), ..Filter::default() };
+    for filter in [Filter::default(), of_aggregate] {
+        for record in list(&outbox, &filter, 10).await {
+            let size = if record.event_id == Some(by_hand) { 4 } else { payload.len() as u64 };
+            assert_eq!(record.payload_bytes, size);
+            assert!(record.content.unwrap().event.payload().is_empty());
+        }
+    }
+    let record = outbox.record(large.id()).await;
+    assert_eq!(record.payload_bytes, payload.len() as u64);
+    assert_eq!(record.content.unwrap().event.payload(), payload.as_bytes());
+}
+
+/// An event that failed or is held names its destination; one to which nothing happened has none.
+pub async fn an_event_that_failed_names_its_destination<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    outbox.enqueue(&[event(1), event(1), event(2), event(3)]).await;
+    let rows = owner.poll().await;
+    owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[1]), dead(&rows[2])]).await;
+    for record in list(&outbox, &Filter::default(), 10).await {
+        let untouched = record.sequence == rows[3].sequence;
+        assert_eq!(record.destination.is_none(), untouched, "{record:?}");
+    }
+}
+
 /// Every event is counted once, in its state; what is finished well is not counted.
 pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

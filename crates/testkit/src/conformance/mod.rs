@@ -65,6 +65,8 @@ pub mod purge;
 
 pub mod control;
 
+pub mod diagnose;
+
 pub mod wake;
 
 use std::{panic::AssertUnwindSafe, time::Duration};
@@ -109,7 +111,7 @@ mod tests {
 
     /// What the macro turns into tests, and what the themes hold.
     const LIST: &str = include_str!("cases.rs");
-    const THEMES: [(&str, &str); 17] = [
+    const THEMES: [(&str, &str); 18] = [
         ("schema", include_str!("schema.rs")),
         ("enqueue", include_str!("enqueue.rs")),
         ("idempotent", include_str!("idempotent.rs")),
@@ -126,6 +128,7 @@ mod tests {
         ("operate", include_str!("operate.rs")),
         ("purge", include_str!("purge.rs")),
         ("control", include_str!("control.rs")),
+        ("diagnose", include_str!("diagnose.rs")),
         ("wake", include_str!("wake.rs")),
     ];
 

@@ -1,0 +1,14 @@
+//! Promises under kills, pauses and late commits, by processes on real databases. One program for all: each
+//! more is linked for itself.
+
+mod churn;
+
+mod hot_and_cold;
+
+mod late_commits;
+
+mod paused;
+
+mod poison;
+
+mod shares;

@@ -1,0 +1,30 @@
+//! What applications see, on real databases and brokers. One program for most: each more is linked for
+//! itself. What listens to all that is logged has a program of its own.
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod brokers;
+
+mod delivery;
+
+mod dependencies;
+
+mod destinations;
+
+mod domain;
+
+mod hooks;
+
+mod inbox;
+
+mod outages;
+
+mod plain_sql;
+
+mod sharing;
+
+mod testing;
+
+mod typed;

@@ -1,0 +1,126 @@
+//! What the checks of all databases share: what must be there, as the migrations say it.
+
+use posthaste_core::{
+    Error, ErrorKind, Result,
+    store::{Finding, Level},
+};
+
+/// A table and what an account must be allowed to do with it.
+pub(crate) type Need = (&'static str, &'static [&'static str]);
+
+/// What a relay does, housekeeping with it.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const RELAY_NEEDS: [Need; 8] = [
+    ("{events}", &["select", "update", "delete"]),
+    ("{shards}", &["select", "update"]),
+    ("{relays}", &["select", "insert", "update", "delete"]),
+    ("{attempts}", &["select", "insert", "delete"]),
+    ("{controls}", &["select"]),
+    ("{meta}", &["select", "update"]),
+    ("{inbox}", &["select", "delete"]),
+    ("{idempotency}", &["select", "delete"]),
+];
+
+/// What an operator does on top of it.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const OPERATOR_NEEDS: [Need; 2] =
+    [("{controls}", &["insert", "delete"]), ("{audit}", &["select", "insert", "update"])];
+
+/// For how long a transaction may stay open before it is worth a warning.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) const LONG_TRANSACTION: std::time::Duration = std::time::Duration::from_mins(5);
+
+/// What the version check found; `false` when there is nothing more to check.
+pub(crate) fn schema(checked: Result<u16>) -> Result<(Finding, bool)> {
+    match checked {
+        Ok(shards) => {
+            let text = format!("the tables are there in the right version, with {shards} shards");
+            Ok((Finding::ok("schema", text), true))
+        }
+        Err(error) if error.kind() == ErrorKind::Schema => {
+            let finding = Finding::new("schema", Level::Problem, error.to_string());
+            Ok((finding.mended_by("posthaste migrate"), false))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A check that could not be made is a finding too.
+pub(crate) fn made(check: &str, outcome: Result<Finding>) -> Finding {
+    outcome.unwrap_or_else(|error| unknown(check, &error))
+}
+
+fn unknown(check: &str, error: &Error) -> Finding {
+    Finding::new(check, Level::Note, format!("it could not be checked: {error}"))
+}
+
+/// The statements of a migration, without comments.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn statements(migration: &str) -> Vec<String> {
+    let code: Vec<&str> =
+        migration.lines().filter(|line| !line.trim_start().starts_with("--")).collect();
+    code.join("\n").split(';').map(|statement| statement.trim().to_owned()).collect()
+}
+
+/// The name of the index that a statement makes, if it makes one.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn index_name(statement: &str) -> Option<&str> {
+    let rest = statement.strip_prefix("create ")?;
+    let rest = rest.strip_prefix("unique ").unwrap_or(rest);
+    rest.strip_prefix("index if not exists ")?.split_whitespace().next()
+}
+
+/// What is said about indexes: those that are missing, each with the statement that makes it.
+pub(crate) fn indexes(missing: &[(String, String)]) -> Finding {
+    if missing.is_empty() {
+        return Finding::ok("indexes", "every index is there");
+    }
+    let names: Vec<&str> = missing.iter().map(|(name, _)| name.as_str()).collect();
+    let statements: Vec<&str> = missing.iter().map(|(_, statement)| statement.as_str()).collect();
+    let text = format!(
+        "missing or unfinished: {}; reads that need them walk over the whole table",
+        names.join(", ")
+    );
+    Finding::new("indexes", Level::Problem, text).mended_by(statements.join("; "))
+}
+
+/// What is said about privileges: those that are missing, as `grant` writes them.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn privileges(relay: &[String], operator: &[String], account: &str) -> Finding {
+    let grants = |missing: &[String]| {
+        let grants: Vec<String> =
+            missing.iter().map(|what| format!("grant {what} to {account}")).collect();
+        grants.join("; ")
+    };
+    match (relay, operator) {
+        ([], []) => {
+            let text = format!("{account} may do all that a relay and an operator do");
+            Finding::ok("privileges", text)
+        }
+        ([], missing) => {
+            let text = format!(
+                "{account} may do all that a relay does, but not pause or change events: it lacks {}",
+                missing.join(", ")
+            );
+            Finding::new("privileges", Level::Note, text).mended_by(grants(missing))
+        }
+        (missing, _) => {
+            let text = format!("{account} cannot relay: it lacks {}", missing.join(", "));
+            Finding::new("privileges", Level::Problem, text).mended_by(grants(missing))
+        }
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "sqlite")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_are_known_from_the_migrations() {
+        let sql = "-- a; b\ncreate table if not exists {x} (a int);\n\n-- c\n\
+                   create unique index if not exists {bare}_a_idx\n    on {x} (a);";
+        let found = statements(sql);
+        let names: Vec<&str> = found.iter().filter_map(|sql| index_name(sql)).collect();
+        assert_eq!(names, ["{bare}_a_idx"]);
+    }
+}

@@ -1,0 +1,520 @@
+//! Kafka: an idempotent producer, and a delivery report for each event.
+//!
+//! ```text
+//! kafka://host:9092,host:9092?compression=zstd
+//! kafka+ssl://user:password@host:9093?sasl=scram-sha-512&ca_file=/etc/ca.pem
+//! ```
+//!
+//! | parameter | meaning |
+//! | --- | --- |
+//! | `name`, `format`, `connect_timeout`, `publish_timeout` | as everywhere |
+//! | `password_env`, `password_file` | where the password is |
+//! | `sasl` | `plain` (unless set), `scram-sha-256` or `scram-sha-512`, for user and password |
+//! | `compression` | `none` (unless set), `gzip`, `snappy`, `lz4` or `zstd` |
+//! | `max_message` | largest message in bytes, 2 MiB unless set; the server has a limit of its own, often 1 MiB |
+//! | `ca_file` | PEM certificates to trust instead of the system's, with `kafka+ssl://` |
+//!
+//! | event | message |
+//! | --- | --- |
+//! | topic | topic |
+//! | ordering key | key; partitions are chosen as the Java client does. Without one, no key |
+//! | payload | value; an empty one is empty and not a tombstone |
+//! | headers, metadata | headers, CloudEvents attributes under `ce_` |
+//! | content type | header `content-type` |
+//!
+//! The client is librdkafka, compiled with the crate: `make` and compilers for C and C++ are needed,
+//! no library of the system. TLS and SCRAM need OpenSSL and its headers: the feature `kafka-tls`.
+//!
+//! # What the server's answer means
+//! All replicas in sync have the message: *delivered*. A message that is too large, or a topic whose
+//! name cannot be one, is dead. A topic that is missing or closed to us is a retry with that reason,
+//! because other topics go on; whoever creates it in time loses nothing. Brokers that cannot be
+//! reached, refuse the login or lack replicas are unavailable.
+//!
+//! The server measures a producer's whole batch against its limit. What it refuses as too large is
+//! sent again, each event by itself, before it is called dead.
+//!
+//! # When things fail
+//! The producer repeats by itself what a broken connection left open, under the same sequence number,
+//! so that a short outage costs neither a duplicate nor an attempt. It is thrown away and made
+//! anew after all brokers were gone, after a message timed out, and after a fatal error, which it
+//! would keep for ever.
+//!
+//! # Why several events of a key do not fly together
+//! `enable.gapless.guarantee` stops the producer at the first event of a partition that fails, but
+//! says of itself that messages which time out are not covered. So any part of a batch can have been
+//! accepted, and that is what the transport declares.
+
+mod config;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use posthaste_core::{
+    Envelope, Error, ErrorKind, Result,
+    transport::{Capabilities, Outcome, Transport},
+};
+use rdkafka::{
+    ClientConfig, ClientContext,
+    config::{FromClientConfigAndContext, RDKafkaLogLevel},
+    error::{KafkaError, RDKafkaErrorCode as Code},
+    message::{Header, OwnedHeaders},
+    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer as _, PurgeConfig},
+};
+use tokio::task::spawn_blocking;
+
+use crate::connection::Connection;
+
+pub use self::config::{Compression, KafkaConfig, Sasl};
+
+/// What stands before CloudEvents attributes in binary mode.
+const PREFIX: &str = "ce_";
+
+/// Most events in one batch.
+const MAX_BATCH: usize = 256;
+
+/// How long the client library is asked at a time whether it has found the cluster.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// All brokers are gone only after this time: a host may have a second address that works.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The library looks for what timed out once a second; a report that is later than this is lost.
+const REPORT_DELAY: Duration = Duration::from_secs(2);
+
+/// Publishes to Kafka and waits for the delivery report of each event.
+pub struct Kafka {
+    config: KafkaConfig,
+    connection: Connection<Live>,
+}
+
+type Producer = FutureProducer<Watcher>;
+
+/// A producer that has found its cluster.
+struct Live {
+    /// Taken when this is dropped.
+    producer: Option<Producer>,
+    /// Puts each message into a batch of its own; made when the server first called one too large.
+    lonely: Mutex<Option<Producer>>,
+    watcher: Watcher,
+}
+
+/// What the library told of its brokers. It names brokers, not messages; its log may quote anything
+/// and is not kept.
+#[derive(Clone, Default)]
+struct Watcher(Arc<Mutex<Trouble>>);
+
+#[derive(Clone, Copy, Default)]
+struct Trouble {
+    /// When the last broker was lost.
+    gone: Option<Instant>,
+    /// When a broker was lost or did not answer.
+    failed: Option<Instant>,
+    /// What trying again does not mend.
+    reason: Option<Reason>,
+    fatal: bool,
+    /// Whether a message failed in a way that the producer has to make good: it goes on under a new
+    /// epoch, which not every server takes.
+    spent: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Reason {
+    Login,
+    Tls,
+    Name,
+}
+
+impl Watcher {
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Watcher {
+    fn log(&self, _: RDKafkaLogLevel, _: &str, _: &str) {}
+
+    fn error(&self, error: KafkaError, _: &str) {
+        let mut trouble = self.trouble();
+        match error.rdkafka_error_code() {
+            Some(Code::AllBrokersDown) => trouble.gone = trouble.gone.or(Some(Instant::now())),
+            Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
+                trouble.reason = Some(Reason::Login);
+            }
+            Some(Code::SSL) => trouble.reason = Some(Reason::Tls),
+            Some(Code::Resolve) => trouble.reason = Some(Reason::Name),
+            Some(Code::Fatal) => trouble.fatal = true,
+            _ => {}
+        }
+        trouble.failed = Some(Instant::now());
+    }
+}
+
+impl Live {
+    fn producer(&self) -> Option<&Producer> {
+        self.producer.as_ref()
+    }
+
+    fn is_fatal(&self) -> bool {
+        self.watcher.trouble().fatal
+            || self.producer().is_some_and(|producer| producer.client().fatal_error().is_some())
+    }
+
+    fn is_alive(&self) -> bool {
+        let trouble = *self.watcher.trouble();
+        trouble.gone.is_none()
+            && !trouble.spent
+            && !matches!(trouble.reason, Some(Reason::Login))
+            && !self.is_fatal()
+    }
+
+    /// Forgets all messages: none is sent behind our back once its outcome is told.
+    fn forget(&self) {
+        let lonely = self.lonely.lock().unwrap_or_else(PoisonError::into_inner);
+        for producer in self.producer().into_iter().chain(&*lonely) {
+            producer.purge(PurgeConfig::default().queue().inflight());
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let lonely = self.lonely.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let producers = (self.producer.take(), lonely);
+        // Ending a producer waits for its threads, which is nothing for an asynchronous one.
+        let _ = std::thread::Builder::new().spawn(move || drop(producers));
+    }
+}
+
+/// What became of one message.
+enum Sent {
+    Told(Outcome),
+    /// The server refused the batch that it was in.
+    BatchTooLarge,
+}
+
+impl Kafka {
+    /// Checks the configuration; the first publish connects.
+    pub fn new(config: KafkaConfig) -> Result<Self> {
+        config.check()?;
+        // One slice more, so that our own words come first.
+        let connection = Connection::new(config.common.connect_timeout + 4 * SLICE);
+        Ok(Self { config, connection })
+    }
+
+    async fn live(&self) -> Result<Arc<Live>, String> {
+        self.connection.live(Live::is_alive, async || self.connect().await).await
+    }
+
+    fn make(client: &ClientConfig, watcher: &Watcher) -> Result<Producer, String> {
+        // The library's words are about its configuration, which may hold a password.
+        Producer::from_config_and_context(client, watcher.clone())
+            .map_err(|_| "the Kafka client cannot be made: check ca_file and hosts".to_owned())
+    }
+
+    /// Makes a producer and waits until it has found the cluster.
+    async fn connect(&self) -> Result<Live, String> {
+        let begun = Instant::now();
+        let watcher = Watcher::default();
+        let producer = Self::make(&self.config.client(), &watcher)?;
+        let live = Live { producer: Some(producer.clone()), lonely: Mutex::default(), watcher };
+        loop {
+            let client = producer.clone();
+            let found = spawn_blocking(move || {
+                let asked = Instant::now();
+                let cluster = client.client().fetch_cluster_id(SLICE);
+                // An answer without an id comes at once, no answer takes all the time.
+                cluster.is_some() || asked.elapsed() < SLICE / 2
+            });
+            if found.await.unwrap_or_default() {
+                return Ok(live);
+            }
+            let trouble = *live.watcher.trouble();
+            let final_reason = matches!(trouble.reason, Some(Reason::Login | Reason::Tls));
+            let gone = trouble.gone.is_some_and(|since| since.elapsed() >= PATIENCE);
+            if final_reason || gone || begun.elapsed() >= self.config.common.connect_timeout {
+                return Err(self.cannot_connect(trouble));
+            }
+        }
+    }
+
+    fn cannot_connect(&self, trouble: Trouble) -> String {
+        let place = self.config.place();
+        match trouble.reason {
+            Some(Reason::Login) => {
+                format!("Kafka at {place} refused the login: check its user and password")
+            }
+            Some(Reason::Tls) => format!(
+                "no TLS connection to Kafka at {place}: its certificate is not trusted, or it speaks no TLS"
+            ),
+            Some(Reason::Name) => format!("Kafka at {place}: the host's name is not known"),
+            None if trouble.failed.is_some() => format!("no connection to Kafka at {place}"),
+            None => format!("Kafka at {place} does not answer"),
+        }
+    }
+
+    /// Hands one event to the producer.
+    fn send(&self, producer: &Producer, envelope: &Envelope) -> Result<DeliveryFuture, Outcome> {
+        let topic = envelope.topic();
+        if let Some(fault) = fault_of(topic) {
+            return Err(Outcome::dead(format!("topic {topic:?} is no Kafka topic: {fault}")));
+        }
+        let message = self.config.common.format.message(envelope, PREFIX);
+        let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
+        for (name, value) in &message.headers {
+            if name.eq_ignore_ascii_case("content-type") {
+                continue; // the event's content type has this place
+            }
+            headers = headers.insert(Header { key: name, value: Some(value) });
+        }
+        headers =
+            headers.insert(Header { key: "content-type", value: Some(&message.content_type) });
+        let key = envelope.event.ordering_key();
+        let mut record =
+            FutureRecord::<str, [u8]>::to(topic).payload(&message.body).headers(headers);
+        if let Some(key) = &key {
+            record = record.key(key);
+        }
+        producer.send_result(record).map_err(|(error, _)| match code(&error) {
+            Code::MessageSizeTooLarge => Outcome::dead(format!(
+                "the message is too large: {} bytes without its headers, max_message is {}",
+                message.body.len(),
+                self.config.max_message
+            )),
+            code => self.refused(envelope, code),
+        })
+    }
+
+    /// Sends all events and waits for their reports.
+    async fn send_all(
+        &self,
+        live: &Live,
+        producer: &Producer,
+        envelopes: &[&Envelope],
+    ) -> Vec<Sent> {
+        let begun = Instant::now();
+        let limit = self.config.common.publish_timeout + REPORT_DELAY;
+        let reports: Vec<_> =
+            envelopes.iter().map(|envelope| self.send(producer, envelope)).collect();
+        let reports = reports.into_iter().zip(envelopes).map(async |(report, envelope)| {
+            let report = match report {
+                Ok(report) => report,
+                Err(outcome) => return Sent::Told(outcome),
+            };
+            let left = limit.saturating_sub(begun.elapsed());
+            let code = match tokio::time::timeout(left, report).await {
+                Ok(Ok(Ok(_))) => return Sent::Told(Outcome::Delivered),
+                Ok(Ok(Err((error, _)))) => code(&error),
+                // The producer is gone.
+                Ok(Err(_)) => Code::BrokerDestroy,
+                Err(_) => {
+                    live.forget();
+                    Code::MessageTimedOut
+                }
+            };
+            if matches!(code, Code::MessageTimedOut | Code::Unknown) {
+                live.watcher.trouble().spent = true;
+            }
+            Sent::Told(match code {
+                Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => {
+                    return Sent::BatchTooLarge;
+                }
+                Code::MessageTimedOut => self.late(live, begun),
+                code => self.refused(envelope, code),
+            })
+        });
+        join_all(reports).await
+    }
+
+    /// Sends again what the server refused as too large, each event in a batch of its own.
+    async fn send_lonely(&self, live: &Live, envelopes: &[&Envelope]) -> Vec<Outcome> {
+        let producer = {
+            let mut lonely = live.lonely.lock().unwrap_or_else(PoisonError::into_inner);
+            if lonely.is_none() {
+                let mut client = self.config.client();
+                client.set("batch.num.messages", "1");
+                *lonely = Self::make(&client, &live.watcher).ok();
+            }
+            lonely.clone()
+        };
+        let Some(producer) = producer else {
+            return vec![Outcome::unavailable("the Kafka client cannot be made"); envelopes.len()];
+        };
+        let sent = self.send_all(live, &producer, envelopes).await;
+        let outcomes = sent.into_iter().zip(envelopes).map(|(sent, envelope)| match sent {
+            Sent::Told(outcome) => outcome,
+            Sent::BatchTooLarge => Outcome::dead(format!(
+                "the message is too large for its topic: {} bytes without its headers",
+                envelope.event.payload().len()
+            )),
+        });
+        outcomes.collect()
+    }
+
+    fn refused(&self, envelope: &Envelope, code: Code) -> Outcome {
+        let topic = envelope.topic();
+        let place = self.config.place();
+        match code {
+            Code::InvalidTopic => Outcome::dead(format!("Kafka takes no topic {topic:?}")),
+            Code::InvalidRecord => Outcome::dead(format!(
+                "topic {topic:?} takes no such message; a compacted one wants an ordering key"
+            )),
+            Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition => {
+                Outcome::retry(format!("there is no topic {topic:?}"))
+            }
+            Code::TopicAuthorizationFailed => {
+                Outcome::retry(format!("we may not write to topic {topic:?}"))
+            }
+            Code::ClusterAuthorizationFailed => Outcome::unavailable(format!(
+                "Kafka at {place} lets us write nothing: IDEMPOTENT_WRITE is not allowed to this user"
+            )),
+            Code::Authentication | Code::SaslAuthenticationFailed => Outcome::unavailable(format!(
+                "Kafka at {place} refused the login: check its user and password"
+            )),
+            Code::QueueFull => {
+                Outcome::unavailable("the producer's queue is full: Kafka takes less than comes in")
+            }
+            Code::NotEnoughReplicas | Code::NotEnoughReplicasAfterAppend => Outcome::unavailable(
+                format!("topic {topic:?} has fewer replicas in sync than it asks for"),
+            ),
+            Code::Fatal
+            | Code::GaplessGuarantee
+            | Code::OutOfOrderSequenceNumber
+            | Code::InvalidProducerEpoch
+            | Code::InvalidProducerIdMapping
+            | Code::UnknownProducerId
+            | Code::ProducerFenced => Outcome::unavailable(
+                "the Kafka producer lost count of its messages and is made anew",
+            ),
+            Code::PurgeQueue | Code::PurgeInflight | Code::BrokerDestroy => {
+                Outcome::unavailable("the Kafka producer was thrown away before the report")
+            }
+            Code::BrokerTransportFailure
+            | Code::AllBrokersDown
+            | Code::Resolve
+            | Code::SSL
+            | Code::NetworkException
+            | Code::BrokerNotAvailable
+            | Code::LeaderNotAvailable
+            | Code::NotLeaderForPartition
+            | Code::KafkaStorageError
+            | Code::RequestTimedOut => Outcome::unavailable(format!(
+                "the connection to Kafka at {place} was lost before the report ({code:?})"
+            )),
+            code => Outcome::retry(format!("topic {topic:?} refused it ({code:?})")),
+        }
+    }
+
+    fn late(&self, live: &Live, begun: Instant) -> Outcome {
+        let trouble = *live.watcher.trouble();
+        if trouble.gone.is_some() || trouble.failed.is_some_and(|at| at >= begun) {
+            return Outcome::unavailable(format!(
+                "the connection to Kafka at {} was lost before the report",
+                self.config.place()
+            ));
+        }
+        let timeout = self.config.common.publish_timeout;
+        Outcome::retry(format!("no acknowledgement within {timeout:?}"))
+    }
+}
+
+#[async_trait]
+impl Transport for Kafka {
+    fn name(&self) -> &str {
+        &self.config.common.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_batch: MAX_BATCH,
+            max_message: Some(self.config.max_message),
+            ..Capabilities::default()
+        }
+    }
+
+    async fn check(&self) -> Result<String> {
+        let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
+        let live = self.live().await.map_err(unavailable)?;
+        let place = self.config.place();
+        let silent = || unavailable(format!("Kafka at {place} does not tell its topics"));
+        let producer = live.producer().cloned().ok_or_else(silent)?;
+        let timeout = self.config.common.connect_timeout;
+        let found = spawn_blocking(move || {
+            let metadata = producer.client().fetch_metadata(None, timeout)?;
+            let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with("__"));
+            Ok::<_, KafkaError>((metadata.brokers().len(), topics.count()))
+        });
+        let (brokers, topics) = found.await.map_err(|_| silent())?.map_err(|_| silent())?;
+        Ok(format!("Kafka at {place}, brokers: {brokers}, topics: {topics}"))
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        let live = match self.live().await {
+            Ok(live) => live,
+            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
+        };
+        let Some(producer) = live.producer() else {
+            return vec![Outcome::unavailable("the Kafka producer is gone"); batch.len()];
+        };
+        let envelopes: Vec<&Envelope> = batch.iter().collect();
+        let sent = self.send_all(&live, producer, &envelopes).await;
+        let again: Vec<&Envelope> = sent
+            .iter()
+            .zip(batch)
+            .filter_map(|(sent, envelope)| matches!(sent, Sent::BatchTooLarge).then_some(envelope))
+            .collect();
+        let mut lonely = Vec::new().into_iter();
+        if !again.is_empty() {
+            lonely = self.send_lonely(&live, &again).await.into_iter();
+        }
+        let outcomes = sent
+            .into_iter()
+            .filter_map(|sent| match sent {
+                Sent::Told(outcome) => Some(outcome),
+                Sent::BatchTooLarge => lonely.next(),
+            })
+            .collect();
+        if live.is_fatal() {
+            live.forget();
+        }
+        if !live.is_alive() {
+            self.connection.lost(&live).await;
+        }
+        outcomes
+    }
+}
+
+fn code(error: &KafkaError) -> Code {
+    error.rdkafka_error_code().unwrap_or(Code::Unknown)
+}
+
+/// Why a name cannot be a topic's, if it cannot.
+fn fault_of(topic: &str) -> Option<&'static str> {
+    if topic.is_empty() || topic == "." || topic == ".." {
+        return Some("it has no name");
+    }
+    if topic.len() > 249 {
+        return Some("it is longer than 249 characters");
+    }
+    if topic.contains(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)) {
+        return Some("it has characters other than letters, digits, dots, underscores and dashes");
+    }
+    None
+}
+
+impl fmt::Debug for Kafka {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kafka").field("config", &self.config).finish_non_exhaustive()
+    }
+}

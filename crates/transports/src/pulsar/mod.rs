@@ -1,0 +1,495 @@
+//! Pulsar: a send receipt for each event.
+//!
+//! ```text
+//! pulsar://host:6650,host:6650/tenant/namespace
+//! pulsar+ssl://host:6651?token_file=/run/secrets/pulsar.jwt
+//! ```
+//!
+//! | parameter | meaning |
+//! | --- | --- |
+//! | `name`, `format`, `connect_timeout`, `publish_timeout` | as everywhere |
+//! | `token`, `token_env`, `token_file` | a token to log in with |
+//! | `max_message` | largest message in bytes with its headers, 5 MiB unless set, as servers have it |
+//! | `ca_file` | PEM certificates to trust besides the web's instead of the system's, with `pulsar+ssl://` |
+//!
+//! | event | message |
+//! | --- | --- |
+//! | topic | `persistent://tenant/namespace/topic`, or `topic` in the tenant and namespace of the URL, `public/default` unless given |
+//! | ordering key | partition key and ordering key |
+//! | headers, metadata | properties, CloudEvents attributes under `ce-` |
+//! | content type | property `content-type` |
+//! | occurred-at | event time |
+//!
+//! Several hosts are tried in their order. The crate needs `protoc` to compile.
+//!
+//! # What the server's answer means
+//! A receipt is *delivered*. A name that cannot be a topic's, one that is not persistent, a topic that
+//! was terminated and a message that is too large are dead. A topic that is missing or closed to us is
+//! a retry with that reason, because other topics go on. A server that cannot be reached, refuses the
+//! login or takes nothing for now (quota, storage, too many requests) is unavailable.
+//!
+//! The server would drop repeats by a sequence number of the producer, not by the event's id; so
+//! no deduplication is declared.
+//!
+//! # When things fail
+//! The client library repeats by itself, in order, what a broken connection left open. After a time-out
+//! or a connection that stays broken the client is thrown away, and all it still held with it.
+//!
+//! The client library logs whole messages at level `trace`: leave that off.
+
+mod config;
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Envelope, Error, ErrorKind, Result,
+    transport::{Capabilities, Outcome, Transport},
+};
+use pulsar::{
+    Authentication, ConnectionRetryOptions, Error as ClientError, OperationRetryOptions, Producer,
+    ProducerOptions, Pulsar as Client, TokioExecutor,
+    error::{ConnectionError, ProducerError, ServiceDiscoveryError},
+    message::proto::ServerError,
+    producer::{Message, SendFuture},
+    routing_policy::RoutingPolicy,
+};
+use rustls::crypto::{CryptoProvider, ring};
+use tokio::{
+    net::TcpStream,
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{connection::Connection, tls};
+
+pub use self::config::PulsarConfig;
+
+/// What stands before CloudEvents attributes in binary mode.
+const PREFIX: &str = "ce-";
+
+/// Most events in one batch.
+const MAX_BATCH: usize = 256;
+
+/// What a message carries besides its payload, keys and properties, generously.
+const FRAME: usize = 1024;
+
+/// The library's own time-out comes first; a receipt that is later than this is lost.
+const RECEIPT_DELAY: Duration = Duration::from_millis(500);
+
+/// Whoever does not even accept a connection within this time is gone.
+const PROBE: Duration = Duration::from_secs(1);
+
+/// Publishes to Pulsar and waits for the send receipt of each event.
+pub struct Pulsar {
+    config: PulsarConfig,
+    connection: Connection<Live>,
+}
+
+/// A client that is connected, and its producers.
+struct Live {
+    client: Client<TokioExecutor>,
+    /// By topic; each is made when its first event comes.
+    producers: Mutex<HashMap<String, Slot>>,
+}
+
+type Slot = Arc<AsyncMutex<Option<Producer<TokioExecutor>>>>;
+
+/// What became of one message.
+enum Sent {
+    Told(Outcome),
+    /// No receipt in time.
+    Late,
+    /// The connection is gone.
+    Lost,
+}
+
+impl Pulsar {
+    /// Checks the configuration; the first publish connects.
+    pub fn new(config: PulsarConfig) -> Result<Self> {
+        config.check()?;
+        if config.tls && CryptoProvider::get_default().is_none() {
+            // The client library takes the process's own, and finds none where several are
+            // compiled in. Whoever was first is as good.
+            let _ = ring::default_provider().install_default();
+        }
+        let connection = Connection::new(config.common.connect_timeout);
+        Ok(Self { config, connection })
+    }
+
+    async fn live(&self) -> Result<Arc<Live>, String> {
+        self.connection.get(async || self.connect().await).await
+    }
+
+    async fn connect(&self) -> Result<Live, String> {
+        let scheme = if self.config.tls { "pulsar+ssl" } else { "pulsar" };
+        let mut authorities = None;
+        if self.config.tls {
+            authorities = Some(tls::trusted_pem(self.config.ca_file.as_deref())?);
+        }
+        // So that one that does not answer leaves time for the others.
+        let share = self.config.common.connect_timeout / self.config.hosts.len() as u32;
+        let connections = ConnectionRetryOptions {
+            max_retries: 0, // `Connection` decides when to try again
+            connection_timeout: share,
+            ..ConnectionRetryOptions::default()
+        };
+        let operations = OperationRetryOptions {
+            operation_timeout: self.config.common.publish_timeout,
+            retry_delay: Duration::from_millis(100),
+            max_retries: Some(0),
+        };
+        let mut error = String::new();
+        for address in self.config.addresses() {
+            let mut builder = Client::builder(format!("{scheme}://{address}"), TokioExecutor)
+                .with_connection_retry_options(connections.clone())
+                .with_operation_retry_options(operations.clone());
+            if let Some(token) = &self.config.token {
+                let data = token.expose().as_bytes().to_vec();
+                builder = builder.with_auth(Authentication { name: "token".to_owned(), data });
+            }
+            if let Some(authorities) = &authorities {
+                builder = builder.with_certificate_chain(authorities.clone());
+            }
+            match timeout(share, builder.build()).await {
+                Ok(Ok(client)) => return Ok(Live { client, producers: Mutex::default() }),
+                Ok(Err(refusal)) => error = self.cannot_connect(&address, &refusal),
+                Err(_) => error = format!("Pulsar at {address} does not answer"),
+            }
+        }
+        Err(error)
+    }
+
+    fn cannot_connect(&self, address: &str, error: &ClientError) -> String {
+        match fault_of(error) {
+            Fault::Login => {
+                format!("Pulsar at {address} refused the login: check its token")
+            }
+            Fault::Late => format!("Pulsar at {address} does not answer"),
+            // All that the library tells of a handshake that failed, whatever the server said.
+            Fault::Io(io::ErrorKind::Other) if self.config.tls => format!(
+                "no session with Pulsar at {address}: it refused the token, or its certificate is not trusted"
+            ),
+            Fault::Io(io::ErrorKind::Other) => {
+                format!("no session with Pulsar at {address}: it refused the token, or wants one")
+            }
+            Fault::Io(kind) => format!("no connection to Pulsar at {address}: {kind}"),
+            _ => format!("no connection to Pulsar at {address}: it closed the connection"),
+        }
+    }
+
+    fn message(&self, envelope: &Envelope) -> Result<Message, Outcome> {
+        let message = self.config.common.format.message(envelope, PREFIX);
+        let mut properties: HashMap<String, String> = message
+            .headers
+            .into_iter()
+            // The event's content type has this place.
+            .filter(|(name, _)| !name.eq_ignore_ascii_case("content-type"))
+            .collect();
+        properties.insert("content-type".to_owned(), message.content_type);
+        let key = envelope.event.ordering_key();
+        let keys = 2 * key.as_ref().map_or(0, String::len);
+        let headers: usize = properties.iter().map(|(n, v)| n.len() + v.len() + 16).sum();
+        let size = message.body.len() + headers + keys + FRAME;
+        if size > self.config.max_message {
+            return Err(Outcome::dead(format!(
+                "the message is too large: {} bytes and {headers} of headers, max_message is {}",
+                message.body.len(),
+                self.config.max_message
+            )));
+        }
+        Ok(Message {
+            payload: message.body.to_vec(),
+            properties,
+            ordering_key: key.as_ref().map(|key| key.as_bytes().to_vec()),
+            partition_key: key,
+            event_time: u64::try_from(envelope.event.occurred_at().as_millisecond()).ok(),
+            ..Message::default()
+        })
+    }
+
+    /// Sends one event; its receipt is awaited later.
+    async fn send(
+        &self,
+        live: &Live,
+        envelope: &Envelope,
+        deadline: Instant,
+    ) -> Result<SendFuture, Sent> {
+        let told = |error| Sent::Told(Outcome::dead(error));
+        let topic = self.config.topic(envelope.topic()).map_err(|fault| {
+            told(format!("topic {:?} is no Pulsar topic: {fault}", envelope.topic()))
+        })?;
+        let message = self.message(envelope).map_err(Sent::Told)?;
+        let slot = {
+            let mut slots = live.producers.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(slots.entry(topic.clone()).or_default())
+        };
+        let mut slot = timeout_at(deadline, slot.lock()).await.map_err(|_| Sent::Late)?;
+        if slot.is_none() {
+            let options = ProducerOptions {
+                block_queue_if_full: true,
+                // A key has its partition; what has none goes round.
+                routing_policy: Some(RoutingPolicy::RoundRobin),
+                ..ProducerOptions::default()
+            };
+            let producer = live.client.producer().with_topic(&topic).with_options(options);
+            // On its own: the library keeps waiting for a connection that was given up half made.
+            let made = tokio::spawn(producer.build());
+            match timeout_at(deadline, made).await {
+                Ok(Ok(Ok(producer))) => *slot = Some(producer),
+                Ok(Ok(Err(error))) => return Err(self.refused(envelope, &error)),
+                Ok(Err(_)) => return Err(Sent::Lost),
+                Err(_) => return Err(Sent::Late),
+            }
+        }
+        let Some(producer) = slot.as_mut() else { return Err(Sent::Lost) };
+        // The library's futures are large.
+        let sending = Box::pin(producer.send_non_blocking(message));
+        match timeout_at(deadline, sending).await {
+            Ok(sent) => sent.map_err(|error| self.refused(envelope, &error)),
+            Err(_) => Err(Sent::Late),
+        }
+    }
+
+    fn refused(&self, envelope: &Envelope, error: &ClientError) -> Sent {
+        let topic = envelope.topic();
+        let kind = match fault_of(error) {
+            Fault::Server(kind) => kind,
+            Fault::Late => return Sent::Late,
+            Fault::Login => {
+                return Sent::Told(Outcome::unavailable(format!(
+                    "Pulsar at {} refused the login: check its token",
+                    self.config.place()
+                )));
+            }
+            Fault::Io(_) | Fault::Lost => return Sent::Lost,
+        };
+        Sent::Told(match kind {
+            ServerError::InvalidTopicName => {
+                Outcome::dead(format!("Pulsar takes no topic {topic:?}"))
+            }
+            ServerError::TopicTerminatedError => {
+                Outcome::dead(format!("topic {topic:?} was terminated"))
+            }
+            ServerError::TopicNotFound => {
+                Outcome::retry(format!("there is no topic {topic:?}, or no such namespace"))
+            }
+            ServerError::AuthorizationError => {
+                Outcome::retry(format!("we may not write to topic {topic:?}"))
+            }
+            ServerError::IncompatibleSchema => {
+                Outcome::retry(format!("topic {topic:?} has a schema and takes no plain bytes"))
+            }
+            ServerError::MetadataError
+            | ServerError::PersistenceError
+            | ServerError::ServiceNotReady
+            | ServerError::ProducerBlockedQuotaExceededError
+            | ServerError::ProducerBlockedQuotaExceededException
+            | ServerError::ProducerBusy
+            | ServerError::ProducerFenced
+            | ServerError::TooManyRequests => Outcome::unavailable(format!(
+                "topic {topic:?} takes nothing for now ({})",
+                kind.as_str_name()
+            )),
+            kind => Outcome::retry(format!("topic {topic:?} refused it ({})", kind.as_str_name())),
+        })
+    }
+
+    fn lost(&self) -> Outcome {
+        Outcome::unavailable(format!(
+            "the connection to Pulsar at {} was lost before the receipt",
+            self.config.place()
+        ))
+    }
+
+    /// Whether anybody is there to connect to.
+    async fn is_there(&self) -> bool {
+        for address in self.config.addresses() {
+            if matches!(timeout(PROBE, TcpStream::connect(address)).await, Ok(Ok(_))) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// What is wrong, without a word of the server's, which may quote anything.
+enum Fault {
+    Server(ServerError),
+    Login,
+    Late,
+    Io(io::ErrorKind),
+    Lost,
+}
+
+fn fault_of(error: &ClientError) -> Fault {
+    let connection = match error {
+        ClientError::Connection(error)
+        | ClientError::Producer(ProducerError::Connection(error))
+        | ClientError::ServiceDiscovery(ServiceDiscoveryError::Connection(error)) => error,
+        ClientError::ServiceDiscovery(ServiceDiscoveryError::Query(kind, _)) => {
+            return server_fault(*kind);
+        }
+        ClientError::Authentication(_) => return Fault::Login,
+        ClientError::Producer(ProducerError::Fenced) => {
+            return Fault::Server(ServerError::ProducerFenced);
+        }
+        _ => return Fault::Lost,
+    };
+    match connection {
+        ConnectionError::PulsarError(kind, _) => server_fault(*kind),
+        ConnectionError::Authentication(_) => Fault::Login,
+        ConnectionError::Io(error) => match error.kind() {
+            io::ErrorKind::TimedOut => Fault::Late,
+            kind => Fault::Io(kind),
+        },
+        _ => Fault::Lost,
+    }
+}
+
+fn server_fault(kind: Option<ServerError>) -> Fault {
+    match kind {
+        Some(ServerError::AuthenticationError) => Fault::Login,
+        kind => Fault::Server(kind.unwrap_or(ServerError::UnknownError)),
+    }
+}
+
+#[async_trait]
+impl Transport for Pulsar {
+    fn name(&self) -> &str {
+        &self.config.common.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_batch: MAX_BATCH,
+            max_message: Some(self.config.max_message),
+            ..Capabilities::default()
+        }
+    }
+
+    async fn check(&self) -> Result<String> {
+        let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
+        let live = self.live().await.map_err(unavailable)?;
+        let place = self.config.place();
+        let namespace = format!("{}/{}", self.config.tenant, self.config.namespace);
+        // Asks who serves it; the topic is not made.
+        let topic = format!("persistent://{namespace}/posthaste-check");
+        let broker = Box::pin(live.client.lookup_topic(topic));
+        let error = match timeout(self.config.common.connect_timeout, broker).await {
+            Ok(Ok(broker)) => {
+                let broker = broker.broker_url;
+                return Ok(format!("Pulsar at {place}, namespace {namespace} served by {broker}"));
+            }
+            Ok(Err(error)) => Some(fault_of(&error)),
+            Err(_) => None,
+        };
+        // What came may be the end of an old connection.
+        self.connection.lost(&live).await;
+        Err(unavailable(match error {
+            Some(Fault::Server(kind)) => format!(
+                "Pulsar at {place} does not tell who serves {namespace} ({})",
+                kind.as_str_name()
+            ),
+            Some(Fault::Login) => format!("Pulsar at {place} refused the login: check its token"),
+            Some(_) => format!("no connection to Pulsar at {place}"),
+            None => format!("Pulsar at {place} does not answer"),
+        }))
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        let live = match self.live().await {
+            Ok(live) => live,
+            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
+        };
+        let deadline = Instant::now() + self.config.common.publish_timeout + RECEIPT_DELAY;
+        let mut sends = Vec::with_capacity(batch.len());
+        for envelope in batch {
+            sends.push(self.send(&live, envelope, deadline).await);
+        }
+        let mut results = Vec::with_capacity(batch.len());
+        for (send, envelope) in sends.into_iter().zip(batch) {
+            results.push(match send {
+                Ok(receipt) => match timeout_at(deadline, receipt).await {
+                    Ok(Ok(_)) => Sent::Told(Outcome::Delivered),
+                    Ok(Err(error)) => self.refused(envelope, &error),
+                    Err(_) => Sent::Late,
+                },
+                Err(sent) => sent,
+            });
+        }
+        let late = results.iter().any(|sent| matches!(sent, Sent::Late));
+        if late || results.iter().any(|sent| matches!(sent, Sent::Lost)) {
+            self.connection.lost(&live).await;
+        }
+        let there = !late || self.is_there().await;
+        let outcomes = results.into_iter().map(|sent| match sent {
+            Sent::Told(outcome) => outcome,
+            Sent::Late if there => Outcome::retry(format!(
+                "no acknowledgement within {:?}",
+                self.config.common.publish_timeout
+            )),
+            Sent::Late | Sent::Lost => self.lost(),
+        });
+        outcomes.collect()
+    }
+}
+
+impl fmt::Debug for Pulsar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pulsar").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// A server that greets every client with this error. The server of the other tests knows no
+    /// tokens.
+    async fn refusing(error: ServerError) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                // BaseCommand: its type is ERROR (14), and so is the field that holds it: request,
+                // error, message.
+                let inner = [0x08, 0x01, 0x10, error as u8, 0x1a, 0x02, b'n', b'o'];
+                let mut command = vec![0x08, 0x0e, 0x72, inner.len() as u8];
+                command.extend(inner);
+                let size = command.len() as u32;
+                let mut frame = Vec::from((size + 4).to_be_bytes());
+                frame.extend(size.to_be_bytes());
+                frame.extend(command);
+                let mut greeting = [0; 4096];
+                let _ = stream.read(&mut greeting).await;
+                let _ = stream.write_all(&frame).await;
+            }
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn a_refused_token_is_unavailable_and_not_shown() {
+        let port = refusing(ServerError::AuthenticationError).await;
+        let url = format!("pulsar://127.0.0.1:{port}?token=hush&connect_timeout=2s");
+        let transport = Pulsar::new(PulsarConfig::from_url(&url).unwrap()).unwrap();
+        let error = transport.check().await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(error.to_string().contains("refused the token"), "{error}");
+        assert!(!error.to_string().contains("hush"), "{error}");
+    }
+}

@@ -1,0 +1,638 @@
+//! RabbitMQ: publisher confirms, mandatory and persistent messages.
+//!
+//! ```text
+//! amqp://user:password@host:5672,host:5672/vhost?exchange=events&declare=topic
+//! ```
+//!
+//! | parameter | meaning |
+//! | --- | --- |
+//! | `name`, `format`, `connect_timeout`, `publish_timeout` | as everywhere |
+//! | `password_env`, `password_file` | where the password is |
+//! | `exchange` | the exchange, else the default one, which leads to the queue named by the routing key |
+//! | `declare` | `topic`, `direct` or `fanout`: makes the exchange if it is not there, durable |
+//! | `max_message` | largest body in bytes, 16 MiB unless set: that is RabbitMQ's own default since 4.0 |
+//! | `ca_file` | PEM certificates to trust instead of the system's, with `amqps://` |
+//!
+//! The routing key is the event's own, or its topic. Several hosts are tried in their order.
+//!
+//! # What the server's answer means
+//! A confirm is *delivered*. A message that no queue takes comes back before its confirm: it is a
+//! retry, for someone has to bind a queue. One that a full queue refuses is a retry. A server that
+//! blocks publishers (memory or disk alarm) is unavailable, as is one without the exchange, or that
+//! does not let us publish.
+//!
+//! The client library gives a returned message to whichever confirm comes next, which need not be
+//! its own. So each batch has a channel for itself, and returns are matched by message id once all
+//! confirms of the batch are there.
+
+mod config;
+
+use std::{
+    collections::HashSet,
+    io,
+    net::Shutdown,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use lapin::{
+    AsyncTcpStream, BasicProperties, Channel, Confirmation, ConnectionProperties,
+    ErrorKind as LapinErrorKind, ExchangeKind,
+    options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions},
+    protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError},
+    tcp::RustlsConnector,
+    types::{AMQPValue, FieldTable, ShortString},
+    uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo},
+};
+use posthaste_core::{
+    Envelope, Error, ErrorKind, Result, Secret,
+    transport::{Capabilities, Outcome, Transport},
+};
+use rustls::ClientConfig;
+use socket2::{SockRef, Socket};
+use tokio::{
+    net::lookup_host,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    connection::{Connection, connect_any},
+    tls,
+    url::Common,
+};
+
+pub use self::config::{Declare, RabbitMqConfig};
+
+/// Before CloudEvents attributes in binary mode.
+const PREFIX: &str = "cloudEvents:";
+
+/// Messages of one batch under way.
+const MAX_BATCH: usize = 256;
+
+/// Channels kept for the next batches.
+const IDLE_CHANNELS: usize = 16;
+
+/// In seconds: a peer that vanished is noticed after twice that.
+const HEARTBEAT: u16 = 10;
+
+/// What a header frame holds beside the headers, generously.
+const FRAME_MARGIN: usize = 2048;
+
+/// Publishes to an exchange of RabbitMQ.
+pub struct RabbitMq {
+    config: RabbitMqConfig,
+    exchange: ShortString,
+    tls: Option<Arc<ClientConfig>>,
+    connection: Connection<Link>,
+}
+
+/// A live connection and its idle channels.
+struct Link {
+    connection: lapin::Connection,
+    at: String,
+    // A channel is taken for one batch; only one that owes no confirm comes back.
+    idle: Mutex<Vec<Channel>>,
+}
+
+/// An event, ready for the wire.
+struct Outgoing {
+    // Its place in the batch.
+    place: usize,
+    id: String,
+    routing_key: ShortString,
+    properties: BasicProperties,
+    body: bytes::Bytes,
+}
+
+/// What is to be remembered of an event until it is confirmed.
+struct Sent {
+    place: usize,
+    id: String,
+    routing_key: ShortString,
+}
+
+/// Why a channel could not finish its batch.
+enum Broken {
+    /// The server closed the channel with this code: some message was at fault, or the exchange.
+    Channel(u16),
+    /// The connection is gone.
+    Connection(String),
+    /// Time is up.
+    Late,
+}
+
+impl RabbitMq {
+    /// Checks the configuration. The first publish connects.
+    pub fn new(config: RabbitMqConfig) -> Result<Self> {
+        let short = |what: &str, text: &str| {
+            ShortString::try_new(text)
+                .map_err(|_| Error::invalid(format!("the {what} is longer than 255 bytes")))
+        };
+        let exchange = short("exchange's name", &config.exchange)?;
+        short("virtual host's name", &config.vhost)?;
+        if config.hosts.is_empty() {
+            return Err(Error::invalid("RabbitMQ needs a host"));
+        }
+        if config.declare.is_some() && config.exchange.is_empty() {
+            return Err(Error::invalid("declare needs an exchange; the default one is there"));
+        }
+        if config.ca_file.is_some() && !config.tls {
+            return Err(Error::invalid("a ca_file needs amqps://"));
+        }
+        let tls = if config.tls {
+            let trusted = tls::client_config(config.ca_file.as_deref()).map_err(Error::invalid)?;
+            Some(Arc::new(trusted))
+        } else {
+            None
+        };
+        let connection = Connection::new(config.common.connect_timeout);
+        Ok(Self { config, exchange, tls, connection })
+    }
+
+    /// A connection that lives, as far as one can know.
+    async fn link(&self) -> Result<Arc<Link>, String> {
+        let alive = |link: &Link| link.connection.status().connected();
+        self.connection.live(alive, async || self.connect().await).await
+    }
+
+    async fn connect(&self) -> Result<Link, String> {
+        let Common { connect_timeout, .. } = self.config.common;
+        let connect_to = |host, port| self.connect_to(host, port);
+        connect_any(&self.config.hosts, connect_timeout, connect_to).await
+    }
+
+    async fn connect_to(&self, host: &str, port: u16) -> Result<Link, String> {
+        let uri = AMQPUri {
+            scheme: if self.config.tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
+            authority: AMQPAuthority {
+                userinfo: AMQPUserInfo {
+                    username: self.config.user.clone().unwrap_or_else(|| "guest".to_owned()),
+                    password: self
+                        .config
+                        .password
+                        .as_ref()
+                        .map_or("guest", Secret::expose)
+                        .to_owned(),
+                },
+                host: host.trim_matches(['[', ']']).to_owned(),
+                port,
+            },
+            vhost: self.config.vhost.clone(),
+            query: AMQPQueryString { heartbeat: Some(HEARTBEAT), ..AMQPQueryString::default() },
+        };
+        let properties = ConnectionProperties::default()
+            .with_connection_name(format!("posthaste {}", self.config.common.name).into());
+        let runtime = lapin::runtime::default_runtime().map_err(|error| reason(&error))?;
+        let limit = self.config.common.connect_timeout;
+        let tls = self.tls.clone().map(RustlsConnector::from);
+        let line = Line::default();
+        let _waiting = Waiting(line.clone());
+        let dialled = line.clone();
+        let connection = lapin::Connection::connector(
+            uri,
+            runtime,
+            async move |uri: AMQPUri, runtime| {
+                silence_this_thread();
+                let host = &uri.authority.host;
+                let connecting = async {
+                    let found = lookup_host((host.as_str(), uri.authority.port)).await?;
+                    let stream =
+                        AsyncTcpStream::connect(&runtime, found.collect::<Vec<_>>()).await?;
+                    if let AsyncTcpStream::Plain(plain) = &stream {
+                        dialled.open(SockRef::from(plain.get_ref()).try_clone()?)?;
+                    }
+                    match &tls {
+                        None => Ok(stream),
+                        Some(tls) => stream.into_rustls(tls, host).await,
+                    }
+                };
+                // Nobody else ends this when the other side is silent.
+                tokio::time::timeout(limit, connecting)
+                    .await
+                    .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                    .map_err(lapin::Error::from)
+            },
+            properties,
+        )
+        .await
+        .map_err(|error| reason(&error))?;
+        line.keep();
+        let link = Link { connection, at: format!("{host}:{port}"), idle: Mutex::default() };
+        if let Some(kind) = self.config.declare {
+            self.declare(&link, kind).await?;
+        }
+        Ok(link)
+    }
+
+    /// Makes the exchange, or finds it as it should be.
+    async fn declare(&self, link: &Link, kind: Declare) -> Result<(), String> {
+        let channel = link.connection.create_channel().await.map_err(|error| reason(&error))?;
+        let kind = match kind {
+            Declare::Topic => ExchangeKind::Topic,
+            Declare::Direct => ExchangeKind::Direct,
+            Declare::Fanout => ExchangeKind::Fanout,
+        };
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declared = channel
+            .exchange_declare(self.exchange.clone(), kind, options, FieldTable::default())
+            .await;
+        declared.map_err(|error| {
+            let exchange = &self.config.exchange;
+            match channel_code(&error) {
+                Some(406) => format!("exchange {exchange:?} is there already and of another kind"),
+                Some(403) => format!("not authorized to declare exchange {exchange:?}"),
+                _ => format!("exchange {exchange:?} cannot be declared: {}", reason(&error)),
+            }
+        })
+    }
+
+    /// Publishes these events on one channel. What has an answer gets its outcome; the others are
+    /// left, and the reason is given back.
+    async fn send(
+        &self,
+        link: &Link,
+        events: Vec<Outgoing>,
+        deadline: Instant,
+        outcomes: &mut [Option<Outcome>],
+    ) -> Result<(), Broken> {
+        let channel = timeout_at(deadline, link.channel()).await.map_err(|_| Broken::Late)??;
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let mut broken = None;
+        let mut confirms = Vec::with_capacity(events.len());
+        for event in events {
+            let Outgoing { place, id, routing_key, properties, body } = event;
+            let sent = channel.basic_publish(
+                self.exchange.clone(),
+                routing_key.clone(),
+                options,
+                &body,
+                properties,
+            );
+            match timeout_at(deadline, sent).await {
+                Ok(Ok(confirm)) => confirms.push((Sent { place, id, routing_key }, confirm)),
+                Ok(Err(error)) => broken = Some(Broken::from(error)),
+                Err(_) => broken = Some(Broken::Late),
+            }
+            if broken.is_some() {
+                break;
+            }
+        }
+        let mut confirmed = Vec::with_capacity(confirms.len());
+        let mut returned = HashSet::new();
+        for (event, confirm) in confirms {
+            match timeout_at(deadline, confirm).await {
+                Ok(Ok(confirmation)) => {
+                    let is_ack = confirmation.is_ack();
+                    if confirmation == Confirmation::NotRequested {
+                        broken = Some(Broken::Connection("confirms are not to be had".to_owned()));
+                        continue;
+                    }
+                    if let Some(message) = confirmation.take_message() {
+                        let id = message.delivery.properties.message_id().as_ref();
+                        returned.insert(id.map(ToString::to_string).unwrap_or_default());
+                    }
+                    confirmed.push((event, is_ack));
+                }
+                // The server's own word says more than what follows from it.
+                Ok(Err(error)) => match broken {
+                    Some(Broken::Channel(_)) => {}
+                    _ => broken = Some(Broken::from(error)),
+                },
+                Err(_) => broken = broken.or(Some(Broken::Late)),
+            }
+        }
+        for (event, is_ack) in confirmed {
+            outcomes[event.place] = Some(if returned.contains(&event.id) {
+                Outcome::retry(format!(
+                    "no queue takes routing key {:?} of {}",
+                    event.routing_key.as_str(),
+                    self.exchange_name()
+                ))
+            } else if is_ack {
+                Outcome::Delivered
+            } else {
+                Outcome::retry("RabbitMQ refused it: a queue is full or has failed")
+            });
+        }
+        match broken {
+            None => {
+                link.give_back(channel);
+                Ok(())
+            }
+            Some(broken) => Err(broken),
+        }
+    }
+
+    fn exchange_name(&self) -> String {
+        match self.config.exchange.as_str() {
+            "" => "the default exchange".to_owned(),
+            name => format!("exchange {name:?}"),
+        }
+    }
+
+    /// What a channel's end means for an event that had it for itself.
+    fn refusal(&self, code: u16) -> Outcome {
+        let exchange = self.exchange_name();
+        match code {
+            404 => Outcome::unavailable(format!("{exchange} does not exist")),
+            403 => Outcome::unavailable(format!("not authorized to publish to {exchange}")),
+            // The one condition that a message of ours can fail.
+            311 | 406 => Outcome::dead(format!(
+                "RabbitMQ refused it (code {code}): it is too large, the server's limit is lower"
+            )),
+            _ => Outcome::retry(format!("RabbitMQ refused it (code {code})")),
+        }
+    }
+
+    /// What is left without an answer, and why.
+    fn unanswered(&self, link: &Link, broken: &Broken) -> Outcome {
+        match broken {
+            Broken::Channel(code) => self.refusal(*code),
+            Broken::Connection(error) => Outcome::unavailable(error),
+            Broken::Late if link.connection.status().blocked() => Outcome::unavailable(BLOCKED),
+            Broken::Late => {
+                let limit = self.config.common.publish_timeout;
+                Outcome::retry(format!("no acknowledgement within {limit:?}"))
+            }
+        }
+    }
+
+    /// The event as AMQP takes it, or why it cannot be.
+    fn outgoing(
+        &self,
+        place: usize,
+        envelope: &Envelope,
+        frame: usize,
+    ) -> Result<Outgoing, String> {
+        let short = |what: &str, text: &str| {
+            ShortString::try_new(text).map_err(|_| {
+                format!("{what} is {} bytes long, RabbitMQ takes up to 255", text.len())
+            })
+        };
+        let event = &envelope.event;
+        let message = self.config.common.format.message(envelope, PREFIX);
+        let limit = self.config.max_message;
+        if message.body.len() > limit {
+            let size = message.body.len();
+            return Err(format!("it is too large: {size} bytes, the limit is {limit}"));
+        }
+        let mut table = FieldTable::default();
+        let mut size = 0;
+        for (name, value) in message.headers {
+            size += name.len() + value.len() + 6;
+            table.insert(short("a header's name", &name)?, AMQPValue::LongString(value.into()));
+        }
+        // Headers cannot be split over frames: the server would close the connection.
+        if frame > 0 && size + FRAME_MARGIN > frame {
+            return Err(format!("its headers are too large: {size} bytes, a frame has {frame}"));
+        }
+        let mut properties = BasicProperties::default()
+            .with_message_id(short("the id", &message.id)?)
+            .with_type(short("the event type", event.event_type())?)
+            .with_content_type(short("the content type", &message.content_type)?)
+            .with_delivery_mode(2)
+            .with_headers(table);
+        if let Ok(seconds) = u64::try_from(event.occurred_at().as_second()) {
+            properties = properties.with_timestamp(seconds);
+        }
+        let routing_key = event.routing_key().unwrap_or(envelope.topic());
+        Ok(Outgoing {
+            place,
+            id: message.id,
+            routing_key: short("the routing key", routing_key)?,
+            properties,
+            body: message.body,
+        })
+    }
+}
+
+/// Said of a connection that the server has told to wait.
+const BLOCKED: &str = "RabbitMQ blocks publishers: its memory or its disk is short";
+
+/// The socket of a connection in the making. Whoever gives up waiting hangs up: the client library
+/// would hold a thread and a socket for as long as the server says nothing.
+#[derive(Clone, Default)]
+struct Line(Arc<Mutex<Call>>);
+
+#[derive(Default)]
+enum Call {
+    #[default]
+    Dialling,
+    Open(Socket),
+    Kept,
+    HungUp,
+}
+
+impl Line {
+    fn open(&self, socket: Socket) -> io::Result<()> {
+        let mut call = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Call::HungUp = *call {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        *call = Call::Open(socket);
+        Ok(())
+    }
+
+    /// The connection is made: it ends in the usual way.
+    fn keep(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Call::Kept;
+    }
+}
+
+/// Hangs up when it is dropped before the connection is made.
+struct Waiting(Line);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut call = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Call::Open(socket) = &*call {
+            // It may have gone already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        if !matches!(*call, Call::Kept) {
+            *call = Call::HungUp;
+        }
+    }
+}
+
+impl Link {
+    /// An idle channel, or a new one that confirms.
+    async fn channel(&self) -> Result<Channel, Broken> {
+        while let Some(channel) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            if channel.status().connected() {
+                return Ok(channel);
+            }
+        }
+        let channel = self.connection.create_channel().await.map_err(Broken::from)?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(Broken::from)?;
+        Ok(channel)
+    }
+
+    fn give_back(&self, channel: Channel) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_CHANNELS {
+            idle.push(channel);
+        }
+    }
+}
+
+impl From<lapin::Error> for Broken {
+    fn from(error: lapin::Error) -> Self {
+        match channel_code(&error) {
+            Some(code) => Self::Channel(code),
+            None => Self::Connection(reason(&error)),
+        }
+    }
+}
+
+/// The code with which the server closed a channel, if it did.
+fn channel_code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        LapinErrorKind::ProtocolError(error) => match error.kind() {
+            AMQPErrorKind::Soft(soft) => Some(soft.get_id()),
+            AMQPErrorKind::Hard(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// What happened to a connection, in words of our own: the server's may quote what it was sent.
+fn reason(error: &lapin::Error) -> String {
+    match error.kind() {
+        LapinErrorKind::IOError(error) => match error.get_ref() {
+            Some(_) if error.kind() == io::ErrorKind::InvalidData => {
+                "no connection: TLS failed or the certificate is no good".to_owned()
+            }
+            _ => format!("no connection: {}", error.kind()),
+        },
+        LapinErrorKind::ProtocolError(error) => match error.kind() {
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
+                "authentication failed: the server does not know this user or password".to_owned()
+            }
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
+                "the virtual host is not there, or this user is not authorized for it".to_owned()
+            }
+            AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED) => {
+                "the server closed the connection, as when it shuts down".to_owned()
+            }
+            _ => format!("the server closed the connection (code {})", error.get_id()),
+        },
+        LapinErrorKind::MissingHeartbeatError => "the server is silent".to_owned(),
+        _ => "the connection is lost".to_owned(),
+    }
+}
+
+/// The client library logs returned messages with their payload, from a thread of its own on which
+/// the connection is made, too: nothing is logged from there. What matters is in the outcomes.
+fn silence_this_thread() {
+    std::mem::forget(tracing::dispatcher::set_default(&tracing::Dispatch::none()));
+}
+
+#[async_trait]
+impl Transport for RabbitMq {
+    fn name(&self) -> &str {
+        &self.config.common.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_batch: MAX_BATCH,
+            max_message: Some(self.config.max_message),
+            ..Capabilities::default()
+        }
+    }
+
+    async fn check(&self) -> Result<String> {
+        let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
+        let link = self.link().await.map_err(unavailable)?;
+        let found = async {
+            let channel = link.connection.create_channel().await?;
+            if !self.config.exchange.is_empty() {
+                let options =
+                    ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+                let (name, kind) = (self.exchange.clone(), ExchangeKind::Direct);
+                channel.exchange_declare(name, kind, options, FieldTable::default()).await?;
+            }
+            // A failure to close tells nothing.
+            let _ = channel.close(200, "OK".into()).await;
+            Ok::<_, lapin::Error>(())
+        };
+        match tokio::time::timeout(self.config.common.publish_timeout, found).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let broken = Broken::from(error);
+                if let Broken::Connection(_) = broken {
+                    self.connection.lost(&link).await;
+                }
+                return Err(match self.unanswered(&link, &broken) {
+                    Outcome::Unavailable { error, .. }
+                    | Outcome::Retry { error, .. }
+                    | Outcome::Dead { error } => unavailable(error),
+                    Outcome::Delivered => unavailable(String::new()),
+                });
+            }
+            Err(_) if link.connection.status().blocked() => {
+                return Err(unavailable(BLOCKED.to_owned()));
+            }
+            Err(_) => {
+                let limit = self.config.common.publish_timeout;
+                return Err(unavailable(format!("{}: no answer within {limit:?}", link.at)));
+            }
+        }
+        let (vhost, exchange) = (&self.config.vhost, self.exchange_name());
+        Ok(format!("RabbitMQ at {}, virtual host {vhost}, has {exchange}", link.at))
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let link = match self.link().await {
+            Ok(link) => link,
+            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
+        };
+        // What is handed to a blocked connection waits in memory.
+        if link.connection.status().blocked() {
+            return vec![Outcome::unavailable(BLOCKED); batch.len()];
+        }
+        let deadline = Instant::now() + self.config.common.publish_timeout;
+        let frame = link.connection.configuration().frame_max() as usize;
+        let mut outcomes = vec![None; batch.len()];
+        let mut events = Vec::with_capacity(batch.len());
+        for (place, envelope) in batch.iter().enumerate() {
+            match self.outgoing(place, envelope, frame) {
+                Ok(event) => events.push(event),
+                Err(error) => outcomes[place] = Some(Outcome::dead(error)),
+            }
+        }
+        let several = events.len() > 1;
+        let mut broken = Ok(());
+        if !events.is_empty() {
+            broken = self.send(&link, events, deadline, &mut outcomes).await;
+        }
+        // One message can close the channel of all: the others get one each.
+        if let Err(Broken::Channel(311 | 406)) = broken
+            && several
+        {
+            for (place, envelope) in batch.iter().enumerate() {
+                let Ok(event) = self.outgoing(place, envelope, frame) else { continue };
+                if outcomes[place].is_some() {
+                    continue;
+                }
+                broken = self.send(&link, vec![event], deadline, &mut outcomes).await;
+                if let Err(broken) = &broken {
+                    outcomes[place] = Some(self.unanswered(&link, broken));
+                }
+                if let Err(Broken::Connection(_) | Broken::Late) = broken {
+                    break;
+                }
+            }
+        }
+        if let Err(Broken::Connection(_)) = broken {
+            self.connection.lost(&link).await;
+        }
+        let left = broken.err().map(|broken| self.unanswered(&link, &broken));
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.or_else(|| left.clone()))
+            .map(|outcome| outcome.unwrap_or_else(|| Outcome::retry("no acknowledgement")))
+            .collect()
+    }
+}

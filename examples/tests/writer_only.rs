@@ -1,9 +1,0 @@
-//! The example `writer_only`.
-
-mod run;
-
-#[test]
-fn what_is_committed_waits_for_a_relay() {
-    let lines = run::lines(env!("CARGO_BIN_EXE_writer_only"));
-    assert_eq!(lines, ["2 events wait for a relay"]);
-}
