@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use clap::Args;
 use posthaste::{
     Result,
-    relay::{Config, Destination, OnDead, Relay, Retention, Route, Routes, Stats},
+    relay::{Config, Destination, Housekeeping, OnDead, Relay, Retention, Route, Routes, Stats},
     store::{Counts, RelayOrdering, Store},
     transport::Transport,
 };
@@ -144,7 +144,10 @@ impl RelayArgs {
             concurrency: self.concurrency,
             dispatch_timeout: self.dispatch_timeout,
             max_attempts: self.max_attempts,
-            retention: Retention { sent: self.retention, ..default.retention },
+            housekeeping: Housekeeping {
+                retention: Retention { sent: self.retention, ..Retention::default() },
+                ..default.housekeeping
+            },
             drain: self.drain,
             ..default
         }
