@@ -14,7 +14,7 @@ use super::{Changed, ServedOutbox};
 use crate::{
     auth::Caller,
     extract::{JsonOf, Object, PathOf, text},
-    problem::Answer,
+    problem::{Answer, Problem},
 };
 
 /// Longest name of a relay or a destination.
@@ -139,6 +139,7 @@ pub(super) async fn resume(
     PathOf(PausePath { kind, name }): PathOf<PausePath>,
 ) -> Answer<Json<Changed>> {
     let name = if kind == "outbox" && name == "-" { None } else { Some(name.as_str()) };
-    let changed = served.operator(caller).resume(&pausable(&kind, name)?).await?;
+    let what = pausable(&kind, name).map_err(|_| Problem::not_found("anything so called"))?;
+    let changed = served.operator(caller).resume(&what).await?;
     Ok(Json(Changed { changed: u64::from(changed) }))
 }
