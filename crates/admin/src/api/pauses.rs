@@ -1,13 +1,8 @@
 //! What stands still because somebody said so.
 
 use axum::Json;
-use jiff::Timestamp;
-use posthaste_core::{
-    Error, Key, Result,
-    key::derived_key,
-    limits,
-    store::{Pausable, Pause},
-};
+use posthaste_core::{Error, Key, Result, key::derived_key, limits, store::Pausable};
+use posthaste_operate::PauseLine;
 use serde::{Deserialize, Serialize};
 
 use super::{Changed, ServedOutbox};
@@ -22,21 +17,6 @@ const NAME: usize = 100;
 
 /// Longest note.
 const NOTE: usize = 1_000;
-
-#[derive(Serialize)]
-pub(super) struct PauseLine {
-    kind: &'static str,
-    name: String,
-    note: Option<String>,
-    by: String,
-    since: Timestamp,
-}
-
-impl From<Pause> for PauseLine {
-    fn from(Pause { what, note, by, since }: Pause) -> Self {
-        Self { kind: what.kind(), name: what.name(), note, by, since }
-    }
-}
 
 #[derive(Serialize)]
 pub(super) struct Pauses {
