@@ -251,7 +251,8 @@ where
     ];
     let before = format!("{:?}", served.store.counts(100).await.unwrap());
     for text in &injections {
-        let escaped: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let escaped: Vec<_> = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let escaped = escaped.concat();
         for name in ["type", "aggregate_type", "aggregate_id", "tenant"] {
             let list = format!("/outboxes/shop/events?{name}={escaped}");
             let reply = served.server.get(&list).await;

@@ -265,15 +265,17 @@ impl Server {
             .filter(|path| path.starts_with('/'))
             .map_or_else(|| format!("/api/v1{path}"), str::to_owned);
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        let length = body.len();
+        let mut lines = vec![
+            format!("{method} {path} HTTP/1.1"),
+            "Connection: close".to_owned(),
+            format!("Content-Length: {length}"),
+        ];
         if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head += &format!("Host: {}\r\n", self.address);
+            lines.push(format!("Host: {}", self.address));
         }
-        for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
-        }
-        head += &format!("Content-Length: {}\r\n\r\n", body.len());
-        exchange(stream, &(head + body)).await
+        lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+        exchange(stream, &format!("{}\r\n\r\n{body}", lines.join("\r\n"))).await
     }
 }
 
