@@ -14,7 +14,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 pub fn record() -> Result<PrometheusHandle> {
     let recorder = PrometheusBuilder::new()
         .set_buckets(&LATENCY_BUCKETS)
-        .and_then(|one| one.install_recorder());
+        .and_then(PrometheusBuilder::install_recorder);
     recorder.map_err(|error| {
         Error::new(ErrorKind::State, "metrics cannot be recorded").with_source(error)
     })
