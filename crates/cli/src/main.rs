@@ -21,6 +21,10 @@ mod destination;
 
 mod relay;
 
+mod serve;
+
+mod admin;
+
 mod commands;
 
 mod demo;
@@ -62,6 +66,8 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Deliver the events of one outbox or several until stopped
     Relay(Box<relay::RelayArgs>),
+    /// Serve the admin API and the dashboard without a relay
+    Admin(admin::AdminArgs),
     /// Connect to a destination, publish a test message, and say what was found
     CheckDestination(destination::CheckArgs),
     /// Show how an outbox stands
@@ -103,6 +109,7 @@ impl Command {
             Self::Config(args) => config::config(args).await,
             Self::Migrate(args) => migrate::run(args).await,
             Self::Relay(args) => relay::run(*args).await,
+            Self::Admin(args) => admin::run(args).await,
             Self::CheckDestination(args) => {
                 // What it finds it says itself.
                 logging::to_stderr("off", None);

@@ -31,7 +31,9 @@ pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
     origin::Origin,
     reader::{Flag, Shown},
-    serving::{AdminSettings, HealthSettings, LogLines, LogSettings, MetricsSettings, TenantField},
+    serving::{
+        AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings, TenantField,
+    },
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
 };
 use self::{
