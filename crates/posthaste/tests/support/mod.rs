@@ -185,7 +185,7 @@ impl<DB: TestDatabase> Fixture<DB> {
                 let _ = std::fs::remove_file(name);
             }
         } else {
-            for table in posthaste_testkit::tables::ALL {
+            for table in posthaste::stores::Tables::ALL {
                 self.sql(&format!("drop table if exists {table}")).await;
             }
         }
