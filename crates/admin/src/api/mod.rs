@@ -12,6 +12,8 @@ mod bulk;
 
 mod relays;
 
+mod doctor;
+
 mod pauses;
 
 mod audit;
@@ -81,7 +83,7 @@ struct Changed {
 }
 
 struct Route {
-    #[cfg_attr(not(test), allow(dead_code, reason = "the test of openapi.json compares them"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "compared with openapi.json by the test"))]
     method: Method,
     path: &'static str,
     handler: MethodRouter<Served>,
@@ -114,6 +116,7 @@ fn routes() -> Vec<Route> {
         get("/outboxes/{outbox}/shards", relays::shards),
         get("/outboxes/{outbox}/destinations", relays::destinations),
         get("/outboxes/{outbox}/tenants", overview::tenants),
+        get("/outboxes/{outbox}/doctor", doctor::doctor),
         get("/outboxes/{outbox}/pauses", pauses::list),
         post("/outboxes/{outbox}/pauses", pauses::pause),
         delete("/outboxes/{outbox}/pauses/{kind}/{name}", pauses::resume),
@@ -141,4 +144,28 @@ const OPENAPI: &str = include_str!("../../openapi.json");
 
 async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_route_is_described_and_nothing_else_is() {
+        let described: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let described: BTreeSet<String> = described["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, methods)| {
+                let methods = methods.as_object().unwrap().keys();
+                methods.map(move |method| format!("{} {path}", method.to_uppercase()))
+            })
+            .collect();
+        let served: BTreeSet<String> =
+            routes().iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+        assert_eq!(served, described);
+    }
 }

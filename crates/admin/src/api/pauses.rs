@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Changed, ServedOutbox};
 use crate::{
     auth::Caller,
-    extract::{JsonOf, PathOf, text},
+    extract::{JsonOf, Object, PathOf, text},
     problem::Answer,
 };
 
@@ -53,7 +53,7 @@ pub(super) async fn list(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Js
 pub(super) struct PauseRequest {
     kind: String,
     name: Option<String>,
-    key: Option<KeyOf>,
+    key: Option<Object<KeyOf>>,
     note: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl PauseRequest {
             text("note", note, NOTE)?;
         }
         match (kind.as_str(), key) {
-            ("key", Some(key)) if name.is_none() => {
+            ("key", Some(Object(key))) if name.is_none() => {
                 key.check()?;
                 let words = key.words();
                 let note = note.map_or(words.clone(), |note| format!("{words}: {note}"));

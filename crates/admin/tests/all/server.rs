@@ -1,0 +1,1 @@
+//! The server itself: TLS, health, a stop in order.

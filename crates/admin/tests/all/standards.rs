@@ -1,0 +1,1 @@
+//! What the tools of others say about what is served.
