@@ -27,10 +27,7 @@ impl Lanes {
             // They wait for each other in one lane.
             return limit.saturating_sub(of.iter().map(|d| d.waiting_cold).sum());
         }
-        of.iter()
-            .map(|d| limit.saturating_sub(d.waiting_cold))
-            .max()
-            .unwrap_or(0)
+        of.iter().map(|d| limit.saturating_sub(d.waiting_cold)).max().unwrap_or(0)
     }
 
     /// Whether this event is in hand and not yet settled.
@@ -183,12 +180,7 @@ impl Lanes {
     }
 
     /// It is marked held, and does not stay in memory.
-    pub(super) fn hold_offered(
-        &mut self,
-        sequence: i64,
-        mut entry: Entry,
-        id: LaneId,
-    ) -> Offered {
+    pub(super) fn hold_offered(&mut self, sequence: i64, mut entry: Entry, id: LaneId) -> Offered {
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         lane.held = true;
         lane.holds += 1;

@@ -140,8 +140,7 @@ impl Lanes {
         for row in rows {
             self.offer(row, Origin::Held, None, now);
         }
-        let closed =
-            self.at(id.destination).breaker.is_closed() && !self.is_paused(Some(id.key));
+        let closed = self.at(id.destination).breaker.is_closed() && !self.is_paused(Some(id.key));
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };

@@ -32,10 +32,8 @@ const NAMES: [&str; 2] = ["together", "single"];
 
 /// Two destinations: one takes several events of a key together, the other one by one.
 fn two(on_dead: OnDead) -> Rules {
-    let destination = |index: usize, together| DestinationRules {
-        name: NAMES[index].to_owned(),
-        together,
-    };
+    let destination =
+        |index: usize, together| DestinationRules { name: NAMES[index].to_owned(), together };
     Rules {
         destinations: vec![destination(0, true), destination(1, false)],
         route: Some(Box::new(|envelope| {
