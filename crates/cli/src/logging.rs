@@ -18,10 +18,15 @@ use tracing_subscriber::{
         FmtContext, FormatEvent, FormatFields,
         format::{Writer, debug_fn},
     },
+    layer::SubscriberExt,
     registry::LookupSpan,
+    util::SubscriberInitExt,
 };
 
-use crate::config::{LogLines, LogSettings, TenantField};
+use crate::{
+    config::{LogLines, LogSettings, TenantField},
+    otlp,
+};
 
 /// Logs from here on. `RUST_LOG` wins over the settings, and they over `level`.
 pub(crate) fn to_stderr(level: &str, settings: Option<&LogSettings>) {
@@ -32,11 +37,15 @@ pub(crate) fn to_stderr(level: &str, settings: Option<&LogSettings>) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     // A second call changes nothing.
     let _ = match settings.map_or(LogLines::Text, |log| log.format) {
-        LogLines::Json => builder.event_format(JsonLines { tenant }).try_init(),
+        LogLines::Json => {
+            let lines = builder.event_format(JsonLines { tenant }).finish();
+            lines.with(otlp::layer()).try_init()
+        }
         LogLines::Text => {
             let fields =
                 debug_fn(move |writer, field, value| write_field(tenant, writer, field, value));
-            builder.with_ansi(stderr().is_terminal()).fmt_fields(fields).try_init()
+            let lines = builder.with_ansi(stderr().is_terminal()).fmt_fields(fields).finish();
+            lines.with(otlp::layer()).try_init()
         }
     };
 }

@@ -13,6 +13,8 @@ mod duration;
 
 mod logging;
 
+mod otlp;
+
 mod database;
 
 mod migrate;
@@ -104,7 +106,9 @@ async fn main() -> ExitCode {
     };
     // In a task, as a service's handlers are: the main thread is no worker of the runtime, and
     // whatever it wakes must first cross to one.
-    match tokio::spawn(command.run()).await {
+    let ended = tokio::spawn(command.run()).await;
+    otlp::flush();
+    match ended {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => failure::report(&error),
         // It has said so itself.
