@@ -2,6 +2,7 @@
 
 use axum::Json;
 use posthaste_core::store::Finding;
+use posthaste_operate::doctor::examine;
 use serde::Serialize;
 
 use super::ServedOutbox;
@@ -13,5 +14,5 @@ pub(super) struct Findings {
 }
 
 pub(super) async fn doctor(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Findings>> {
-    Ok(Json(Findings { findings: outbox.store.diagnose().await? }))
+    Ok(Json(Findings { findings: examine(&*outbox.store).await? }))
 }

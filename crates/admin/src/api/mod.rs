@@ -27,6 +27,7 @@ use axum::{
     extract::{FromRequestParts, RawPathParams},
     handler::Handler,
     http::{Method, header, request::Parts},
+    middleware::from_fn,
     response::IntoResponse,
     routing::{MethodFilter, MethodRouter, on},
 };
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AdminOutbox,
     auth::Caller,
+    guard::only_json,
     problem::{Answer, Problem, no_such_method, no_such_path},
     series::Series,
 };
@@ -95,7 +97,8 @@ fn routes() -> Vec<Route> {
         Route { method: Method::GET, path, handler: on(MethodFilter::GET, handler) }
     }
     fn post<H: Handler<T, Served>, T: 'static>(path: &'static str, handler: H) -> Route {
-        Route { method: Method::POST, path, handler: on(MethodFilter::POST, handler) }
+        let handler = on(MethodFilter::POST, handler).route_layer(from_fn(only_json));
+        Route { method: Method::POST, path, handler }
     }
     fn delete<H: Handler<T, Served>, T: 'static>(path: &'static str, handler: H) -> Route {
         Route { method: Method::DELETE, path, handler: on(MethodFilter::DELETE, handler) }

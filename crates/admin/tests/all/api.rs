@@ -302,7 +302,7 @@ where
     ] {
         pause(refused).await.problem(422);
     }
-    served.server.delete("/outboxes/shop/pauses/moon/x").await.problem(422);
+    served.server.delete("/outboxes/shop/pauses/moon/x").await.problem(404);
     served.end().await;
 }
 

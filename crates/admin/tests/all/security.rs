@@ -251,7 +251,8 @@ where
     ];
     let before = format!("{:?}", served.store.counts(100).await.unwrap());
     for text in &injections {
-        let escaped: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let escaped: Vec<_> = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let escaped = escaped.concat();
         for name in ["type", "aggregate_type", "aggregate_id", "tenant"] {
             let list = format!("/outboxes/shop/events?{name}={escaped}");
             let reply = served.server.get(&list).await;
@@ -280,7 +281,7 @@ where
         for kind in ["relay", "destination", "key", &escaped] {
             let path = format!("/outboxes/shop/pauses/{kind}/{escaped}");
             let reply = served.server.delete(&path).await;
-            assert!(reply.status == 422 || reply.json()["changed"] == 0, "{reply:?}");
+            assert!(reply.status == 404 || reply.json()["changed"] == 0, "{reply:?}");
         }
     }
     assert_eq!(format!("{:?}", served.store.counts(100).await.unwrap()), before);
@@ -306,14 +307,19 @@ async fn metrics_need_a_token_too_and_the_page_needs_none() {
     let page = server.get("//").await;
     assert_eq!(page.status, 200);
     for promised in [
-        "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; \
-         img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; \
-         form-action 'none'",
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
         "x-content-type-options: nosniff",
         "referrer-policy: no-referrer",
     ] {
         assert!(page.head.contains(promised), "{promised}: {page:?}");
     }
+    assert!(!page.head.contains("unsafe"), "{page:?}");
     assert!(server.get_as(VIEWER, "/whoami").await.head.contains("cache-control: no-store"));
     server.stop().await;
 }

@@ -78,7 +78,6 @@ pub struct Served<DB: Dialect> {
     pub store: Arc<dyn Store>,
     pub tables: Tables,
     pub relay: Arc<Relay>,
-    pub delivered: MemoryTransport,
     pub server: Server,
     file: Option<PathBuf>,
 }
@@ -105,7 +104,7 @@ where
         let tables = tables::unique("admin");
         let store = DB::store(pool.clone(), tables.clone());
         store.migrate(None).await.unwrap();
-        let delivered = MemoryTransport::scripted(|envelope| match envelope.event.event_type() {
+        let transport = MemoryTransport::scripted(|envelope| match envelope.event.event_type() {
             "Poison" if envelope.replay == 0 => Outcome::dead("no such order"),
             "Shaky" => Outcome::retry("the warehouse is counting"),
             _ => Outcome::Delivered,
@@ -117,20 +116,16 @@ where
             backoff: Backoff::Fixed(Duration::from_hours(1)),
             ..Config::default()
         };
-        let relay =
-            Arc::new(Relay::new(Arc::clone(&store), Arc::new(delivered.clone()), config).unwrap());
+        let relay = Arc::new(Relay::new(Arc::clone(&store), Arc::new(transport), config).unwrap());
         relay.start().await.unwrap();
-        let outbox = AdminOutbox {
-            name: "shop".to_owned(),
-            store: Arc::clone(&store),
-            relay: Some(Arc::clone(&relay)),
-            destinations: vec!["memory".to_owned()],
-            retention: Retention { sent: Duration::ZERO, dead: None },
-        };
         let mut config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
         change(&mut config);
-        let server = Server::start(vec![outbox], config).await;
-        Self { pool, store, tables, relay, delivered, server, file }
+        let server = Server::start(vec![outbox(&store, &relay)], config).await;
+        Self { pool, store, tables, relay, server, file }
+    }
+
+    pub fn outbox(&self) -> AdminOutbox {
+        outbox(&self.store, &self.relay)
     }
 
     /// Commits events; gives their ids.
@@ -173,6 +168,16 @@ where
         } else {
             tables::drop_outbox(&self.pool, &self.tables).await.unwrap();
         }
+    }
+}
+
+fn outbox(store: &Arc<dyn Store>, relay: &Arc<Relay>) -> AdminOutbox {
+    AdminOutbox {
+        name: "shop".to_owned(),
+        store: Arc::clone(store),
+        relay: Some(Arc::clone(relay)),
+        destinations: vec!["memory".to_owned()],
+        retention: Retention { sent: Duration::ZERO, dead: None },
     }
 }
 
@@ -260,15 +265,17 @@ impl Server {
             .filter(|path| path.starts_with('/'))
             .map_or_else(|| format!("/api/v1{path}"), str::to_owned);
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        let length = body.len();
+        let mut lines = vec![
+            format!("{method} {path} HTTP/1.1"),
+            "Connection: close".to_owned(),
+            format!("Content-Length: {length}"),
+        ];
         if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head += &format!("Host: {}\r\n", self.address);
+            lines.push(format!("Host: {}", self.address));
         }
-        for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
-        }
-        head += &format!("Content-Length: {}\r\n\r\n", body.len());
-        exchange(stream, &(head + body)).await
+        lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+        exchange(stream, &format!("{}\r\n\r\n{body}", lines.join("\r\n"))).await
     }
 }
 
