@@ -3,21 +3,25 @@
 use std::{fmt, time::Duration};
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use jiff::Timestamp;
 use posthaste::{
-    Error, ErrorKind, Result,
+    Result,
     store::{Counts, OpenBreaker, Store, TenantBacklog},
 };
 use serde::Serialize;
 
-use crate::{args::DatabaseArgs, database, duration, output::print};
+use crate::{
+    args::OutboxArgs,
+    database, duration,
+    output::{align_right, json, print, table},
+};
 
 /// Show how an outbox stands. Changes nothing.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) database: DatabaseArgs,
+    outbox: OutboxArgs,
 
     /// Count the sent events that are still kept too; this reads all of them
     #[arg(long)]
@@ -29,10 +33,10 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) async fn run(args: StatusArgs) -> Result<()> {
-    let (store, shards) = database::open(&args.database).await?;
-    let outbox = args.database.table.to_string();
-    let report = Report::read(&*store, outbox, shards, args.sent).await?;
-    print(&if args.json { report.for_programs()? + "\n" } else { report.to_string() })
+    let outbox = args.outbox.one()?;
+    let (store, shards) = database::open(&outbox).await?;
+    let report = Report::read(&*store, outbox.name, shards, args.sent).await?;
+    print(&if args.json { json(&report)? } else { report.to_string() })
 }
 
 /// What `--json` writes. Ages are in seconds.
@@ -96,12 +100,6 @@ impl Report {
             backlog_by_tenant: tenants.tenants,
             relays: relays.collect(),
             shards: Shards { total, held, free: shards.len() - held },
-        })
-    }
-
-    fn for_programs(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| {
-            Error::new(ErrorKind::State, "the status cannot be written as JSON").with_source(error)
         })
     }
 
@@ -188,16 +186,4 @@ impl fmt::Display for Report {
 
 fn seconds(seconds: f64) -> String {
     duration::age(Duration::try_from_secs_f64(seconds).unwrap_or_default())
-}
-
-fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
-    table
-}
-
-fn align_right(table: &mut Table, column: usize) {
-    if let Some(column) = table.column_mut(column) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
 }

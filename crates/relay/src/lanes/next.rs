@@ -16,7 +16,12 @@ impl Lanes {
         max: usize,
         reserved: i64,
     ) -> (Vec<Envelope>, bool) {
+        let global = self.rules.global;
         let of = self.at(destination);
+        // Others put what waits aside when they are paused; one lane for all just stops.
+        if global && of.breaker.paused.is_some() {
+            return (Vec::new(), false);
+        }
         let (waiting, together) = (of.waiting_hot + of.waiting_cold, of.rules.together);
         let mut batch = Vec::with_capacity(max.min(waiting));
         while batch.len() < max {
@@ -33,6 +38,10 @@ impl Lanes {
                 Ready::Lane(id) => (Some(id), self.take_head(id)),
             };
             let Some(pending) = pending else { continue };
+            if global && lane.is_some() && self.is_paused_event(pending.sequence) {
+                self.push_front(destination, hot, lane, pending);
+                break;
+            }
             if pending.sequence > reserved {
                 self.push_front(destination, hot, lane, pending);
                 self.start_careful();

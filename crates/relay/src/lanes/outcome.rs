@@ -242,7 +242,11 @@ impl Lanes {
             return;
         }
         if !lane.queue.is_empty() {
-            self.schedule(id);
+            if !self.rules.global && self.is_paused(Some(id.key)) {
+                self.hold_lane(id);
+            } else {
+                self.schedule(id);
+            }
             return;
         }
         match lane.block {
