@@ -103,6 +103,9 @@ def live_numbers_move(reader):
     reader.until("something is delivered", lambda: float(delivered()) > 0)
     rows, points = reader.all(".tiles")[0], line()
     reader.until("the chart grows", lambda: line() >= points + 2)
+    for name in [".line-first", ".line-second"]:
+        latency = lambda: reader.text(f".chart:nth-child(2) .legend {name} strong")
+        reader.until("latency is measured", lambda: latency().endswith((" ms", " s")))
     assert rows == reader.all(".tiles")[0], "the page was changed in place, not thrown away"
 
     reader.visit("events")
