@@ -6,18 +6,43 @@ use std::{
     sync::Arc,
 };
 
-use posthaste::{Error, ErrorKind, Result, store::Store, stores};
+use posthaste::{
+    Error, ErrorKind, Result,
+    store::Store,
+    stores::{self, Options, Tables, postgres::PostgresStore},
+};
 use sqlx::sqlite::SqliteConnectOptions;
 
-use crate::args::DatabaseArgs;
+use crate::{config::OutboxSettings, failure};
 
 /// Connects to an outbox and checks it: its number of shards comes along. Makes nothing, not even
 /// a SQLite file, whatever the URL allows.
-pub(crate) async fn open(database: &DatabaseArgs) -> Result<(Arc<dyn Store>, u16)> {
-    refuse_missing_file(&database.url)?;
-    let store = stores::connect(&database.url, &database.options()).await?;
+pub(crate) async fn open(outbox: &OutboxSettings) -> Result<(Arc<dyn Store>, u16)> {
+    refuse_missing_file(outbox.url.expose())?;
+    let store = connect(outbox).await?;
     let shards = store.check().await?;
     Ok((store, shards))
+}
+
+/// Connects, whatever the database holds.
+pub(crate) async fn connect(outbox: &OutboxSettings) -> Result<Arc<dyn Store>> {
+    let url = outbox.url.expose();
+    failure::keep_secret(url);
+    let options = options(outbox);
+    match &outbox.listen_url {
+        None => stores::connect(url, &options).await,
+        Some(listen) => {
+            failure::keep_secret(listen.expose());
+            let tables = Tables::new(outbox.table.clone());
+            let store = PostgresStore::connect(url, tables, &options).await?;
+            Ok(Arc::new(store.with_listen_url(listen.expose())))
+        }
+    }
+}
+
+/// How to connect.
+pub(crate) fn options(outbox: &OutboxSettings) -> Options {
+    Options { table: outbox.table.clone(), ..Options::default() }
 }
 
 /// Refuses a SQLite file that is not there; connecting could make it.

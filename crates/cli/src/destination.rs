@@ -5,21 +5,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use posthaste::{
     Envelope, Error, ErrorKind, Event, Result,
-    transport::{Outcome, Transport},
+    transport::{Capabilities, Outcome, Transport},
     transports::{
         self,
         log::{Format, LogTransport},
     },
 };
 
-use crate::output::print;
+use crate::{config::DestinationSettings, failure, output::print};
 
 /// How `log` writes an event.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// A line for people.
     Text,
@@ -27,8 +28,62 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// The destination that is configured so.
+pub(crate) fn configured(settings: &DestinationSettings) -> Result<Arc<dyn Transport>> {
+    let url = settings.url.expose();
+    failure::keep_secret(url);
+    let transport = match (url, settings.payload_limit) {
+        ("log", None) => log(settings.format, settings.payload),
+        (url, None) => open(url)?,
+        (url, Some(bytes)) => open(&limited(url, bytes)?)?,
+    };
+    Ok(match &settings.name {
+        Some(name) => Arc::new(Named { name: name.clone(), transport }),
+        None => transport,
+    })
+}
+
+/// The same URL with a limit, where the destination has one to set.
+fn limited(url: &str, bytes: usize) -> Result<String> {
+    const LIMITED: [&str; 4] = ["amqp", "kafka", "pulsar", "redis"];
+    let scheme = url.split(':').next().unwrap_or_default();
+    if !LIMITED.iter().any(|limited| scheme.starts_with(limited)) {
+        return Err(Error::invalid(format!(
+            "payload_limit is no setting of {scheme} destinations; those of {} have it",
+            LIMITED.join(", ")
+        )));
+    }
+    let separator = if url.contains('?') { '&' } else { '?' };
+    Ok(format!("{url}{separator}max_message={bytes}"))
+}
+
+/// A transport under the name that the configuration gives it.
+struct Named {
+    name: String,
+    transport: Arc<dyn Transport>,
+}
+
+#[async_trait]
+impl Transport for Named {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.transport.capabilities()
+    }
+
+    async fn check(&self) -> Result<String> {
+        self.transport.check().await
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        self.transport.publish(batch).await
+    }
+}
+
 /// Standard output.
-pub(crate) fn log(format: LogFormat, payload: bool) -> Arc<dyn Transport> {
+fn log(format: LogFormat, payload: bool) -> Arc<dyn Transport> {
     let log = LogTransport::stdout(match format {
         LogFormat::Text => Format::Text,
         LogFormat::Json => Format::Json,
@@ -54,7 +109,7 @@ pub(crate) struct CheckArgs {
     /// `pulsar://…` or `https://…`
     // Its value can hold a password: help is not to show it.
     #[arg(value_name = "URL", env = "POSTHASTE_TO", hide_env_values = true)]
-    pub(crate) to: String,
+    to: String,
 
     /// The topic that the test message goes to
     #[arg(long, default_value = "posthaste.check")]
@@ -71,6 +126,7 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) async fn check(args: CheckArgs) -> Result<()> {
+    failure::keep_secret(&args.to);
     let transport = open(&args.to)?;
     let late =
         || Error::new(ErrorKind::Unavailable, format!("no answer within {:?}", args.timeout));

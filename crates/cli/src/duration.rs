@@ -35,6 +35,19 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(millis))
 }
 
+/// Writes a duration as [`parse`] reads it: `1m30s`.
+pub(crate) fn exact(duration: Duration) -> String {
+    let mut millis = duration.as_millis() as u64;
+    let mut text = String::new();
+    for (unit, factor) in UNITS.into_iter().rev() {
+        if millis >= factor {
+            text += &format!("{}{unit}", millis / factor);
+            millis %= factor;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
 /// Writes an age for people: its two largest units.
 pub(crate) fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -63,6 +76,7 @@ mod tests {
             ("0s", 0),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+            assert_eq!(parse(&exact(Duration::from_millis(millis))), parse(text), "{text}");
         }
     }
 

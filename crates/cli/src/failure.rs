@@ -1,11 +1,37 @@
 //! Errors as one line on standard error: what is wrong, what to do, and never a password.
 
-use std::{error::Error, process::ExitCode};
+use std::{
+    error::Error,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+};
 
-/// Prints a failure of a command. Gives exit code 1.
-pub(crate) fn report(error: &dyn Error, url: Option<&str>) -> ExitCode {
-    eprintln!("error: {}", line(error, url));
-    ExitCode::FAILURE
+use posthaste::ErrorKind;
+
+/// URLs whose passwords a driver's message may repeat.
+static URLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps the password of this URL out of everything that is reported.
+pub(crate) fn keep_secret(url: &str) {
+    URLS.lock().unwrap_or_else(PoisonError::into_inner).push(url.to_owned());
+}
+
+/// Prints a failure of a command, and gives the exit code that says what kind of one it is.
+pub(crate) fn report(error: &posthaste::Error) -> ExitCode {
+    let urls = URLS.lock().unwrap_or_else(PoisonError::into_inner);
+    eprintln!("error: {}", line(error, &urls));
+    ExitCode::from(code(error.kind()))
+}
+
+/// 2: what was asked cannot be meant. 3: it is not there. 4: a rule or the operator refused it.
+/// 1: it failed.
+fn code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Invalid => 2,
+        ErrorKind::NotFound => 3,
+        ErrorKind::Refused | ErrorKind::IllegalTransition | ErrorKind::Conflict => 4,
+        _ => 1,
+    }
 }
 
 /// Prints what is wrong with the command line. Gives exit code 2, or 0 for help and version.
@@ -27,11 +53,11 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 
 /// The error and its causes, each once: a cause whose text was said already adds nothing. Our own
 /// message never holds the URL; a driver's may.
-fn line(error: &dyn Error, url: Option<&str>) -> String {
+fn line(error: &dyn Error, urls: &[String]) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = hide_password(&error.to_string(), url);
+        let text = hide_passwords(&error.to_string(), urls);
         if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
@@ -54,10 +80,10 @@ fn usage_line(rendered: &str) -> String {
     format!("{line}; see --help")
 }
 
-/// Takes the URL's password out of a text, as it stands in the URL and decoded.
-fn hide_password(text: &str, url: Option<&str>) -> String {
-    let passwords = url.map(passwords).unwrap_or_default();
-    passwords.iter().fold(text.to_owned(), |text, password| text.replace(password, "***"))
+/// Takes the URLs' passwords out of a text, as they stand in the URL and decoded.
+fn hide_passwords(text: &str, urls: &[String]) -> String {
+    let passwords = urls.iter().flat_map(|url| passwords(url));
+    passwords.fold(text.to_owned(), |text, password| text.replace(&password, "***"))
 }
 
 fn passwords(url: &str) -> Vec<String> {
@@ -103,23 +129,23 @@ mod tests {
     fn a_cause_is_appended_only_when_it_adds_something() {
         let cause = || io::Error::other("disk is full");
         let error = posthaste::Error::invalid("writing failed").with_source(cause());
-        assert_eq!(line(&error, None), "writing failed: disk is full");
+        assert_eq!(line(&error, &[]), "writing failed: disk is full");
         let error = posthaste::Error::invalid("failed: disk is full").with_source(cause());
-        assert_eq!(line(&error, None), "failed: disk is full");
+        assert_eq!(line(&error, &[]), "failed: disk is full");
     }
 
     #[test]
     fn an_error_of_several_lines_becomes_one() {
-        assert_eq!(line(&posthaste::Error::invalid("a\n  b\r\nc"), None), "a b c");
+        assert_eq!(line(&posthaste::Error::invalid("a\n  b\r\nc"), &[]), "a b c");
     }
 
     #[test]
     fn a_password_is_hidden_as_written_and_decoded() {
         for url in ["postgres://u:p%40ss@h/db", "postgres://h/db?user=u&password=p%40ss"] {
-            let text = hide_password("no p@ss and no p%40ss here", Some(url));
+            let text = hide_passwords("no p@ss and no p%40ss here", &[url.to_owned()]);
             assert_eq!(text, "no *** and no *** here", "{url}");
         }
-        assert_eq!(hide_password("as it is", Some("sqlite:a.db")), "as it is");
+        assert_eq!(hide_passwords("as it is", &["sqlite:a.db".to_owned()]), "as it is");
     }
 
     #[test]

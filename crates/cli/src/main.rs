@@ -1,12 +1,19 @@
-//! The command line of Posthaste: `demo`, `migrate`, `relay`, `check-destination`, `status`, `bench`.
+//! The command line of Posthaste.
 //!
 //! The only place where configuration becomes objects. Events and answers go to standard output;
-//! logs and errors to standard error, an error in one line. The exit code is 0, 1 for a failure
-//! and 2 for a command line that cannot be understood.
+//! logs and errors to standard error, an error in one line. The exit code is 0, 1 for a failure,
+//! 2 for a command line or a configuration that cannot be understood, 3 when what was asked for is
+//! not there, and 4 when a rule or the operator's own "no" refused it.
+
+mod config;
 
 mod args;
 
 mod duration;
+
+mod logging;
+
+mod otlp;
 
 mod database;
 
@@ -16,7 +23,11 @@ mod destination;
 
 mod relay;
 
-mod status;
+mod serve;
+
+mod admin;
+
+mod commands;
 
 mod demo;
 
@@ -30,9 +41,9 @@ mod failure;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use posthaste::Result;
-use tracing_subscriber::EnvFilter;
 
 /// A transactional outbox: events in the service's own database transaction, delivered at least
 /// once and in order per aggregate.
@@ -49,50 +60,82 @@ struct Cli {
 enum Command {
     /// Run a small shop with a relay and watch its events arrive, then check that none was lost
     Demo(demo::DemoArgs),
+    /// Write a commented configuration file to start from
+    Init(config::InitArgs),
+    /// Check the configuration, or show what holds and why
+    Config(config::ConfigArgs),
     /// Make the tables of an outbox, or bring them to this version
     Migrate(migrate::MigrateArgs),
-    /// Deliver the events of an outbox until stopped
-    Relay(relay::RelayArgs),
+    /// Deliver the events of one outbox or several until stopped
+    Relay(Box<relay::RelayArgs>),
+    /// Serve the admin API and the dashboard without a relay
+    Admin(admin::AdminArgs),
     /// Connect to a destination, publish a test message, and say what was found
     CheckDestination(destination::CheckArgs),
     /// Show how an outbox stands
-    Status(status::StatusArgs),
+    Status(commands::status::StatusArgs),
+    /// Show the relays of an outbox and which shards each holds
+    Relays(commands::relays::RelaysArgs),
+    /// Look at events, or give up what was never sent
+    Events(Box<commands::events::EventsArgs>),
+    /// Look at dead events, send them again, or give them up
+    Dead(Box<commands::dead::DeadArgs>),
+    /// Send events again that were sent
+    Replay(Box<commands::replay::ReplayArgs>),
+    /// Hold an outbox, a relay, a destination or a key back
+    Pause(commands::pause::PauseArgs),
+    /// Let something go on that is paused
+    Resume(commands::pause::ResumeArgs),
+    /// Delete what is settled and past its retention
+    Purge(commands::purge::PurgeArgs),
+    /// Show who changed what
+    Audit(commands::audit::AuditArgs),
     /// Measure, each figure beside its baseline
     Bench(bench::BenchArgs),
+    /// Print completions for a shell
+    Completions {
+        /// Which
+        shell: Shell,
+    },
 }
 
 impl Command {
-    fn url(&self) -> Option<&str> {
-        match self {
-            Self::Demo(args) => args.url.as_deref(),
-            Self::Migrate(args) => Some(&args.database.url),
-            Self::Relay(args) => Some(&args.database.url),
-            Self::CheckDestination(args) => Some(&args.to),
-            Self::Status(args) => Some(&args.database.url),
-            Self::Bench(args) => Some(args.url()),
-        }
-    }
-
-    /// What is logged unless `RUST_LOG` says otherwise.
-    fn log_level(&self) -> &'static str {
-        match self {
-            // Its failures are on purpose, and its screen is redrawn in place.
-            Self::Demo(_) | Self::Bench(_) => "error",
-            // What it finds it says itself.
-            Self::CheckDestination(_) => "off",
-            // The relay tells of connections that matter; the brokers' clients tell of all.
-            _ => "info,async_nats=warn,lapin=warn,redis=warn,rumqttc=warn",
-        }
-    }
-
     async fn run(self) -> Result<()> {
         match self {
-            Self::Demo(args) => demo::run(args).await,
+            Self::Demo(args) => {
+                // Its failures are on purpose, and its screen is redrawn in place.
+                logging::to_stderr("error", None);
+                demo::run(args).await
+            }
+            Self::Init(args) => config::init(args),
+            Self::Config(args) => config::config(args).await,
             Self::Migrate(args) => migrate::run(args).await,
-            Self::Relay(args) => relay::run(args).await,
-            Self::CheckDestination(args) => destination::check(args).await,
-            Self::Status(args) => status::run(args).await,
-            Self::Bench(args) => bench::run(args).await,
+            Self::Relay(args) => relay::run(*args).await,
+            Self::Admin(args) => admin::run(args).await,
+            Self::CheckDestination(args) => {
+                // What it finds it says itself.
+                logging::to_stderr("off", None);
+                destination::check(args).await
+            }
+            Self::Status(args) => commands::status::run(args).await,
+            Self::Relays(args) => commands::relays::run(args).await,
+            Self::Events(args) => commands::events::run(*args).await,
+            Self::Dead(args) => commands::dead::run(*args).await,
+            Self::Replay(args) => commands::replay::run(*args).await,
+            Self::Pause(args) => commands::pause::pause(args).await,
+            Self::Resume(args) => commands::pause::resume(args).await,
+            Self::Purge(args) => commands::purge::run(args).await,
+            Self::Audit(args) => commands::audit::run(args).await,
+            Self::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "posthaste", &mut script);
+                output::print(&String::from_utf8_lossy(&script))
+            }
+            Self::Bench(args) => {
+                logging::to_stderr("error", None);
+                failure::keep_secret(args.url());
+                bench::run(args).await
+            }
         }
     }
 }
@@ -103,23 +146,14 @@ async fn main() -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return failure::usage(&error),
     };
-    log_to_stderr(command.log_level());
-    let url = command.url().map(str::to_owned);
     // In a task, as a service's handlers are: the main thread is no worker of the runtime, and
     // whatever it wakes must first cross to one.
-    match tokio::spawn(command.run()).await {
+    let ended = tokio::spawn(command.run()).await;
+    otlp::flush();
+    match ended {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => failure::report(&error, url.as_deref()),
+        Ok(Err(error)) => failure::report(&error),
         // It has said so itself.
         Err(_panicked) => ExitCode::FAILURE,
     }
-}
-
-fn log_to_stderr(level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
 }

@@ -3,13 +3,13 @@
 use clap::Args;
 use posthaste::{Result, stores};
 
-use crate::{args::DatabaseArgs, database::refuse_missing_folder, output::print};
+use crate::{args::OutboxArgs, database, output::print};
 
 /// Make the tables of an outbox, or bring them to this version. Safe to repeat.
 #[derive(Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
-    pub(crate) database: DatabaseArgs,
+    outbox: OutboxArgs,
 
     /// Number of shards of a new outbox (64; SQLite has 1), fixed once it is made
     #[arg(long, value_name = "N", env = "POSTHASTE_SHARDS")]
@@ -21,20 +21,20 @@ pub(crate) struct MigrateArgs {
 }
 
 pub(crate) async fn run(args: MigrateArgs) -> Result<()> {
-    let MigrateArgs { database, shards, .. } = args;
+    let outbox = args.outbox.one()?;
+    let (url, shards) = (outbox.url.expose(), args.shards);
     if args.print {
-        let sql = stores::migrations_sql(&database.url, &database.options(), shards)?;
-        return print(&sql);
+        return print(&stores::migrations_sql(url, &database::options(&outbox), shards)?);
     }
-    refuse_missing_folder(&database.url)?;
-    let store = stores::connect(&database.url, &database.options()).await?;
+    database::refuse_missing_folder(url)?;
+    let store = database::connect(&outbox).await?;
     let applied = store.migrate(shards).await?;
     let total = store.check().await?;
-    let outbox = format!("outbox {} ({}, {})", database.table, store.database(), of_shards(total));
+    let name = format!("outbox {} ({}, {})", outbox.table, store.database(), of_shards(total));
     print(&match applied.as_slice() {
-        [] => format!("{outbox} is up to date: nothing to apply\n"),
-        [one] => format!("{outbox}: applied migration {one}\n"),
-        [first, .., last] => format!("{outbox}: applied migrations {first} to {last}\n"),
+        [] => format!("{name} is up to date: nothing to apply\n"),
+        [one] => format!("{name}: applied migration {one}\n"),
+        [first, .., last] => format!("{name}: applied migrations {first} to {last}\n"),
     })
 }
 

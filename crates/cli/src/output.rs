@@ -1,8 +1,10 @@
-//! Standard output.
+//! Standard output: tables for people, JSON for programs.
 
 use std::io::{ErrorKind as Io, Write as _};
 
+use comfy_table::{CellAlignment, Table, presets};
 use posthaste::{Error, ErrorKind, Result};
+use serde::Serialize;
 
 /// Writes a text. A reader that has left (`| head`) wants no more, and that is no failure.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -13,5 +15,55 @@ pub(crate) fn print(text: &str) -> Result<()> {
             Err(Error::new(ErrorKind::State, message).with_source(error))
         }
         _ => Ok(()),
+    }
+}
+
+/// One line of JSON.
+pub(crate) fn json(value: &impl Serialize) -> Result<String> {
+    let text = serde_json::to_string(value).map_err(|error| {
+        Error::new(ErrorKind::State, "the answer cannot be written as JSON").with_source(error)
+    })?;
+    Ok(text + "\n")
+}
+
+/// A table with this header.
+pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
+    table
+}
+
+/// Numbers stand to the right.
+pub(crate) fn align_right(table: &mut Table, column: usize) {
+    if let Some(column) = table.column_mut(column) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// With a comma at the thousands.
+pub(crate) fn number(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 event`, `1,234 events`.
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{} {}", number(count), if count == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_have_a_comma() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(number), ["0", "999", "1,000", "1,234,567"]);
     }
 }

@@ -14,7 +14,7 @@ fn an_unknown_url_scheme_is_refused_with_those_that_are_known() {
         &["status", "--url", url],
         &["demo", "--url", url],
     ] {
-        let line = refused(args, 1, &["\"oracle\"", "postgres://", "mysql://", "sqlite:"]);
+        let line = refused(args, 2, &["\"oracle\"", "postgres://", "mysql://", "sqlite:"]);
         assert!(!line.contains("s3cret"), "{line}");
     }
 }
@@ -47,7 +47,7 @@ async fn settings_that_cannot_work_are_refused_before_the_relay_reports_itself()
         (&["--busy-interval", "2s"], &["busy_interval (2s)", "idle_interval (1s)"]),
     ] {
         let args = [&["relay", "--to", "log", "--url", &url], settings].concat();
-        refused(&args, 1, says);
+        refused(&args, 2, says);
     }
     for (settings, says) in [
         (&["--lease", "5"][..], &["--lease", "\"5\" is not a duration", "500ms"][..]),
@@ -64,11 +64,11 @@ async fn settings_that_cannot_work_are_refused_before_the_relay_reports_itself()
 #[tokio::test]
 async fn another_number_of_shards_than_the_outbox_has_is_refused() {
     let folder = Folder::new();
-    refused(&["migrate", "--url", &folder.url(), "--shards", "8"], 1, &["1 shard", "8"]);
+    refused(&["migrate", "--url", &folder.url(), "--shards", "8"], 2, &["1 shard", "8"]);
     assert!(folder.is_empty(), "a file was made");
     let url = folder.migrated();
     let before = content(&url).await;
-    refused(&["migrate", "--url", &url, "--shards", "8"], 1, &["1 shard", "8"]);
+    refused(&["migrate", "--url", &url, "--shards", "8"], 2, &["1 shard", "8"]);
     assert_eq!(content(&url).await, before);
 }
 
@@ -108,12 +108,12 @@ fn a_missing_sqlite_file_is_made_by_migrate_and_by_nobody_else() {
     for url in [&plain, &makes] {
         for command in [&["relay", "--to", "log"][..], &["status"], &["demo", "--for", "1s"]] {
             let args = [command, &["--url", url]].concat();
-            refused(&args, 1, &["app.db is not there", "posthaste migrate"]);
+            refused(&args, 3, &["app.db is not there", "posthaste migrate"]);
         }
     }
     assert!(folder.is_empty(), "a file was made");
     let nowhere = plain.replace("app.db", "nowhere/app.db");
-    refused(&["migrate", "--url", &nowhere], 1, &["nowhere is not there", "make it"]);
+    refused(&["migrate", "--url", &nowhere], 3, &["nowhere is not there", "make it"]);
     assert!(folder.is_empty(), "a folder was made");
     succeed(&["migrate", "--url", &plain]);
     assert!(!folder.is_empty());
@@ -121,7 +121,8 @@ fn a_missing_sqlite_file_is_made_by_migrate_and_by_nobody_else() {
 
 #[test]
 fn what_is_missing_on_the_command_line_is_named_in_one_line() {
-    refused(&["relay"], 2, &["--url", "--to", "--help"]);
+    refused(&["relay"], 2, &["--url", "POSTHASTE_URL", "posthaste init"]);
+    refused(&["relay", "--url", "sqlite:a.db"], 2, &["--to", "POSTHASTE_TO", "[destinations"]);
     refused(&["statue"], 2, &["'statue'", "status"]);
     refused(&["demo", "--rate", "0"], 2, &["--rate", "1..="]);
 }
@@ -140,13 +141,13 @@ async fn a_destination_that_cannot_be_is_refused_before_a_database_is_opened() {
         ("amqp://host?password_env=POSTHASTE_NO_SUCH", &["POSTHASTE_NO_SUCH", "not set"]),
         ("https://127.0.0.1/hook", &["private", "allow_private"]),
     ] {
-        let line = refused(&["relay", "--url", &url, "--to", to], 1, says);
+        let line = refused(&["relay", "--url", &url, "--to", to], 2, says);
         assert!(!line.contains("s3cret"), "{line}");
-        let line = refused(&["check-destination", to], 1, says);
+        let line = refused(&["check-destination", to], 2, says);
         assert!(!line.contains("s3cret"), "{line}");
     }
     let topic = ["relay", "--url", &url, "--to", "log", "--topic", "x.{colour}"];
-    refused(&topic, 1, &["placeholder {colour} is not known", "event_type"]);
+    refused(&topic, 2, &["placeholder {colour} is not known", "event_type"]);
     assert_eq!(content(&url).await, before);
 }
 

@@ -125,3 +125,26 @@ fn server(name: &str) -> String {
     std::env::var(&variable)
         .unwrap_or_else(|_| panic!("{variable} names no server; scripts/servers starts one"))
 }
+
+#[test]
+fn an_operators_questions_are_timed_in_a_small_run() {
+    let folder = Folder::new();
+    let url = folder.url();
+    let small = ["--events", "2000", "--small", "100", "--keys", "50", "--times", "2"];
+    let figures = figures(&[&["bench", "operate", "--url", &url], &small[..]].concat());
+    let answers = figures["answers"].as_array().unwrap();
+    assert_eq!(answers.len(), 10, "{figures}");
+    for answer in answers {
+        assert!(answer["large"]["p50_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{answer}");
+    }
+    assert!(folder.is_empty());
+}
+
+#[test]
+fn an_idle_relay_is_watched() {
+    let folder = Folder::new();
+    let figures = figures(&["bench", "idle", "--url", &folder.url(), "--for", "500ms"]);
+    assert!(figures["cpu_percent"].as_f64().is_some(), "{figures}");
+    assert!(figures["max_rss_mb"].as_f64().is_some_and(|megabytes| megabytes > 1.0), "{figures}");
+    assert!(folder.is_empty());
+}

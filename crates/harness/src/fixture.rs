@@ -381,7 +381,7 @@ impl Fixture {
     /// When the database refuses.
     pub async fn clean(self) {
         if self.database != Database::Sqlite {
-            for table in tables::ALL {
+            for table in Tables::ALL {
                 self.sql(&format!("drop table if exists {table}")).await;
             }
         }

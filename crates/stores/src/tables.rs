@@ -22,6 +22,20 @@ struct Inner {
 }
 
 impl Tables {
+    /// What an outbox consists of, as [`fill`](Self::fill) names it. Side tables come first, so that an
+    /// outbox that is half gone can still be dropped.
+    pub const ALL: [&str; 9] = [
+        "{audit}",
+        "{idempotency}",
+        "{inbox}",
+        "{attempts}",
+        "{controls}",
+        "{relays}",
+        "{shards}",
+        "{meta}",
+        "{events}",
+    ];
+
     /// The tables of the outbox of this name.
     pub fn new(name: TableName) -> Self {
         Self(Arc::new(Inner { name, named_statements: true, statements: RwLock::default() }))

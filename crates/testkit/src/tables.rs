@@ -6,20 +6,6 @@ use posthaste_stores::Tables;
 use sqlx::{AssertSqlSafe, Database, Executor, Pool};
 use uuid::Uuid;
 
-/// What an outbox consists of, as [`Tables::fill`] names it. Side tables come first, so that an
-/// outbox that is half gone can still be dropped.
-pub const ALL: [&str; 9] = [
-    "{audit}",
-    "{idempotency}",
-    "{inbox}",
-    "{attempts}",
-    "{controls}",
-    "{relays}",
-    "{shards}",
-    "{meta}",
-    "{events}",
-];
-
 /// An outbox name that no other test has: `prefix_` and 16 random characters. The prefix says in a
 /// database full of leftovers whose they are.
 ///
@@ -42,7 +28,7 @@ where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
     let mut connection = pool.acquire().await?;
-    for table in ALL {
+    for table in Tables::ALL {
         query::<DB>(&mut connection, tables.fill(&format!("drop table if exists {table}"))).await?;
     }
     Ok(())

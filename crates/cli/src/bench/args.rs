@@ -28,6 +28,10 @@ pub(super) enum What {
     Publish(PublishArgs),
     /// Whether a destination that is down slows another one down
     Destinations(DestinationsArgs),
+    /// Whether an operator's questions are answered as quickly in a large outbox as in a small one
+    Operate(OperateArgs),
+    /// What a relay with nothing to do costs in CPU time and memory
+    Idle(IdleArgs),
 }
 
 impl BenchArgs {
@@ -40,6 +44,8 @@ impl BenchArgs {
             What::Growth(args) => &args.common,
             What::Publish(args) => &args.common,
             What::Destinations(args) => &args.common,
+            What::Operate(args) => &args.common,
+            What::Idle(args) => &args.common,
         }
     }
 
@@ -139,6 +145,35 @@ pub(super) struct EnqueueArgs {
     /// How many connections write side by side
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
     pub(super) writers: u64,
+}
+
+#[derive(Args)]
+pub(super) struct OperateArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// Events in the large outbox: half of them sent, half of them pending
+    #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = positive)]
+    pub(super) events: u64,
+
+    /// Events in the small one
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = positive)]
+    pub(super) small: u64,
+
+    /// How often each question is asked of either, in turn
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = positive)]
+    pub(super) times: u64,
+}
+
+#[derive(Args)]
+pub(super) struct IdleArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// For how long the relay is watched
+    #[arg(long = "for", value_name = "DURATION", default_value = "60s",
+        value_parser = duration::parse)]
+    pub(super) length: Duration,
 }
 
 #[derive(Args)]

@@ -4,7 +4,7 @@ use std::{marker::PhantomData, path::PathBuf, sync::Arc};
 
 use posthaste::{
     Error, Result, TableName,
-    relay::{Config, Retention},
+    relay::Config,
     store::{RelayOrdering, Store},
     stores::{self, Options, Tables},
 };
@@ -16,18 +16,10 @@ use super::{
     target::{Content, Target, failed},
 };
 
-/// What an outbox consists of, and the business table of `enqueue`.
-const ALL: [&str; 9] = [
-    "{events}_orders",
-    "{idempotency}",
-    "{inbox}",
-    "{attempts}",
-    "{controls}",
-    "{relays}",
-    "{shards}",
-    "{meta}",
-    "{events}",
-];
+/// What a bench makes: an outbox, and the business table of `enqueue`.
+fn all_tables() -> impl Iterator<Item = &'static str> {
+    ["{events}_orders"].into_iter().chain(Tables::ALL)
+}
 
 /// A database with room for one bench.
 pub(super) struct Ground<DB: Target> {
@@ -86,7 +78,7 @@ impl<DB: Target> Ground<DB> {
     async fn refuse_taken(&self) -> Result<()> {
         let mut connection = self.connection().await?;
         for tables in [&self.tables, &self.large] {
-            for table in ALL {
+            for table in all_tables() {
                 let sql = tables.fill(&format!("select 1 from {table} where 1 = 0"));
                 match DB::execute(&mut connection, sql).await {
                     Err(error) if DB::is_missing_table(&error) => {}
@@ -123,11 +115,11 @@ impl<DB: Target> Ground<DB> {
 
     /// The settings of a relay under measurement: the defaults, and what the bench was told.
     pub(super) fn config(&self, delete: bool) -> Config {
-        let mut retention = Retention::default();
+        let mut config = Config { ordering: self.ordering, batch: self.batch, ..Config::default() };
         if delete {
-            retention.sent = std::time::Duration::ZERO;
+            config.housekeeping.retention.sent = std::time::Duration::ZERO;
         }
-        Config { ordering: self.ordering, batch: self.batch, retention, ..Config::default() }
+        config
     }
 
     /// Makes the outbox anew with so many pending events. Whoever is measured next starts from the
@@ -174,7 +166,7 @@ impl<DB: Target> Ground<DB> {
 }
 
 async fn drop_tables<DB: Target>(connection: &mut DB::Connection, tables: &Tables) -> Result<()> {
-    for table in ALL {
+    for table in all_tables() {
         DB::execute(connection, tables.fill(&format!("drop table if exists {table}")))
             .await
             .map_err(failed("dropping the bench's tables"))?;

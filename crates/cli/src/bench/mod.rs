@@ -12,6 +12,8 @@
 //! | `growth` | does a large backlog go out as fast as a small one? | the small one |
 //! | `publish` | how fast does a backlog go to a broker? | the broker's own client |
 //! | `destinations` | does one that is down slow another one down? | both are up |
+//! | `operate` | do an operator's questions stay quick in a large outbox? | a small one |
+//! | `idle` | what does a relay with nothing to do cost? | |
 
 mod args;
 
@@ -44,6 +46,10 @@ mod growth;
 mod publish;
 
 mod destinations;
+
+mod operate;
+
+mod idle;
 
 mod report;
 
@@ -114,5 +120,7 @@ async fn measure<DB: Target>(
             None => Err(Error::new(ErrorKind::State, "there is no broker")),
         },
         What::Destinations(args) => destinations::run(args, ground).await,
+        What::Operate(args) => operate::run(args, ground).await,
+        What::Idle(args) => idle::run(args, ground).await,
     }
 }

@@ -32,7 +32,7 @@ use self::{
     database::{Folder, shop_pool},
     run::Demo,
 };
-use crate::{database::refuse_missing_file, duration, output::print, stop::StopSignal};
+use crate::{database::refuse_missing_file, duration, failure, output::print, stop::StopSignal};
 
 /// Run a small shop with a relay and watch its events arrive: orders are placed, paid and shipped
 /// in transactions, some of which roll back; the destination fails now and then; a few events are
@@ -47,7 +47,7 @@ pub(crate) struct DemoArgs {
     /// [default: a temporary SQLite file]
     // Not from POSTHASTE_URL: nobody wants a demo in production by accident.
     #[arg(long, value_name = "URL")]
-    pub(crate) url: Option<String>,
+    url: Option<String>,
 
     /// New orders a second, three events each
     #[arg(long, value_name = "N", default_value_t = 100,
@@ -61,6 +61,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
     let mut folder = None;
     let url = match &args.url {
         Some(url) => {
+            failure::keep_secret(url);
             refuse_missing_file(url)?;
             url.clone()
         }

@@ -10,7 +10,7 @@ use std::{
 use posthaste::{
     Error, ErrorKind, Outbox, Result, Status,
     backoff::Backoff,
-    relay::{Config, Relay, Retention, Stats},
+    relay::{Config, Housekeeping, Relay, Retention, Stats},
     store::{Counts, Filter, Store},
     stores::Tables,
 };
@@ -149,8 +149,11 @@ impl Demo {
                 cap: Duration::from_secs(1),
             },
             // A long run is not to fill the disk.
-            retention: Retention { sent: Duration::from_secs(30), dead: None },
-            purge_interval: Some(Duration::from_secs(10)),
+            housekeeping: Housekeeping {
+                retention: Retention { sent: Duration::from_secs(30), dead: None },
+                purge_interval: Some(Duration::from_secs(10)),
+                ..Housekeeping::default()
+            },
             ..Config::default()
         };
         let destination = Destination::new(Arc::clone(ledger));

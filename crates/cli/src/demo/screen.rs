@@ -5,7 +5,7 @@ use std::{io::IsTerminal, time::Duration};
 use posthaste::{relay::Stats, store::Counts};
 
 use super::{latency::Histogram, ledger::Running};
-use crate::output::print;
+use crate::output::{number, print};
 
 /// What is shown at one moment.
 pub(super) struct Moment {
@@ -114,19 +114,6 @@ fn line(moment: &Moment) -> String {
     )
 }
 
-/// With a comma at the thousands.
-pub(super) fn number(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 pub(super) fn millis(latency: Option<Duration>) -> String {
     match latency.map(|latency| latency.as_secs_f64() * 1e3) {
         None => "-".to_owned(),
@@ -154,10 +141,5 @@ mod tests {
         for line in lines(&moment) {
             assert!(line.chars().count() <= 80, "{line}");
         }
-    }
-
-    #[test]
-    fn thousands_have_a_comma() {
-        assert_eq!([0, 999, 1_000, 1_234_567].map(number), ["0", "999", "1,000", "1,234,567"]);
     }
 }

@@ -4,12 +4,8 @@ use std::{fmt, time::Duration};
 
 use posthaste::{Error, ErrorKind, Result};
 
-use super::{
-    latency::Histogram,
-    ledger::Running,
-    screen::{millis, number},
-    verdict::Verdict,
-};
+use super::{latency::Histogram, ledger::Running, screen::millis, verdict::Verdict};
+use crate::output::number;
 
 /// All that the summary tells.
 pub(super) struct Summary {

@@ -14,7 +14,8 @@ use sqlx::{AssertSqlSafe, Row, SqlitePool};
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
     command.args(args);
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTHASTE_")) {
+    let ours = |name: &str| name.starts_with("POSTHASTE_") || name.starts_with("OUTBOX_");
+    for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
         command.env_remove(name);
     }
     command.env_remove("RUST_LOG");

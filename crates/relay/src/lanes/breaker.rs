@@ -25,7 +25,10 @@ use std::{
 
 use posthaste_core::{store::Fetched, transport::Outcome};
 
-use super::{Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, lane::Block};
+use super::{
+    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
+    pause::pause_wait,
+};
 
 /// So many keys that could not be reached, one after the other, are an outage.
 const UNREACHED_KEYS: usize = 2;
@@ -65,6 +68,8 @@ pub(super) struct Breaker {
     unreached: BTreeSet<i64>,
     opened_at: Option<Instant>,
     error: String,
+    /// An operator has paused the destination, since then: nothing goes there and nothing is tried.
+    pub(super) paused: Option<Instant>,
 }
 
 /// How a breaker stands, for people.
@@ -80,6 +85,8 @@ pub struct BreakerState {
     pub error: Option<String>,
     /// Events were passed over and come through a cursor of its own.
     pub behind: bool,
+    /// An operator has paused it.
+    pub paused: bool,
 }
 
 /// A failure that may be its event's or its destination's.
@@ -94,17 +101,18 @@ pub(super) struct Undecided {
 }
 
 impl Breaker {
+    /// The destination takes events.
     pub(super) fn is_closed(&self) -> bool {
-        self.position == Position::Closed
+        self.position == Position::Closed && self.paused.is_none()
     }
 
     pub(super) fn wants_probe(&self) -> bool {
-        self.position == Position::HalfOpen(None)
+        self.position == Position::HalfOpen(None) && self.paused.is_none()
     }
 
     /// Whether this event may be handed over now.
     pub(super) fn lets(&self, sequence: i64) -> bool {
-        self.is_closed() || self.probe() == Some(sequence)
+        self.is_closed() || (self.paused.is_none() && self.probe() == Some(sequence))
     }
 
     fn probe(&self) -> Option<i64> {
@@ -143,7 +151,9 @@ impl Lanes {
             if breaker.probe().is_some_and(|probe| !self.known.contains_key(&probe)) {
                 breaker.position = Position::HalfOpen(None);
             }
-            if let Position::Open(until) = breaker.position {
+            if let Position::Open(until) = breaker.position
+                && breaker.paused.is_none()
+            {
                 if now >= until {
                     breaker.position = Position::HalfOpen(None);
                     half_open.push(index);
@@ -162,7 +172,10 @@ impl Lanes {
     fn release_for_probe(&mut self, destination: u16) {
         let last = self.at(destination).breaker.probed;
         let lanes = self.lanes.iter().filter(|(id, lane)| {
-            id.destination == destination && lane.block == Block::Releasing && !lane.busy()
+            id.destination == destination
+                && lane.block == Block::Releasing
+                && !lane.busy()
+                && !self.is_paused(Some(id.key))
         });
         if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (Some(id.key.0) == last, id.key)) {
             self.request_release(id);
@@ -181,7 +194,7 @@ impl Lanes {
     /// long.
     pub fn is_down(&self, destination: u16) -> bool {
         let breaker = &self.destinations[usize::from(destination)].breaker;
-        !breaker.is_closed() && breaker.failures > 0
+        breaker.paused.is_some() || (!breaker.is_closed() && breaker.failures > 0)
     }
 
     /// The cursor of a destination that is behind has read these. Gives whether all that are its own
@@ -234,7 +247,8 @@ impl Lanes {
 
     /// How many of them are not closed.
     pub fn breakers_open(&self) -> u16 {
-        self.destinations.iter().filter(|of| !of.breaker.is_closed()).count() as u16
+        let open = |of: &&Destination| of.breaker.position != Position::Closed;
+        self.destinations.iter().filter(open).count() as u16
     }
 
     /// How the breakers of the configured destinations stand.
@@ -243,7 +257,7 @@ impl Lanes {
             .iter()
             .map(|destination| {
                 let breaker = &destination.breaker;
-                let closed = breaker.is_closed();
+                let closed = breaker.position == Position::Closed;
                 BreakerState {
                     destination: destination.rules.name.clone(),
                     state: match breaker.position {
@@ -254,6 +268,7 @@ impl Lanes {
                     since: breaker.opened_at.filter(|_| !closed),
                     error: (!closed).then(|| breaker.error.clone()),
                     behind: destination.behind,
+                    paused: breaker.paused.is_some(),
                 }
             })
             .collect()
@@ -295,7 +310,7 @@ impl Lanes {
             return;
         };
         entry.state = State::Undecided;
-        let (destination, key, lane) = (entry.destination, entry.identity, entry.lane);
+        let (destination, key, lane) = (entry.destination, entry.identity(sequence), entry.lane);
         let of = self.at(destination);
         if !of.breaker.is_closed() {
             if of.breaker.probe() == Some(sequence) {
@@ -373,7 +388,7 @@ impl Lanes {
         let breaker = &mut of.breaker;
         breaker.forget_failures();
         breaker.error = error;
-        let first = breaker.is_closed();
+        let first = breaker.position == Position::Closed;
         if first {
             breaker.failures = 0;
             breaker.probed = None;
@@ -384,16 +399,13 @@ impl Lanes {
         if !first {
             return;
         }
-        let undecided = std::mem::take(&mut of.undecided);
         tracing::warn!(
             destination = of.rules.name,
             error = breaker.error,
             "the destination takes nothing; its events wait and no attempt is counted"
         );
         self.stats.breakers_opened += 1;
-        for Undecided { sequence, .. } in undecided {
-            self.put_back(sequence, now);
-        }
+        self.put_undecided_back(destination, now);
         self.forget_destination(destination, now);
     }
 
@@ -402,6 +414,11 @@ impl Lanes {
         of.breaker.position = Position::Closed;
         of.breaker.failures = 0;
         tracing::info!(destination = of.rules.name, "the destination takes events again");
+        self.release_all(destination);
+    }
+
+    /// Whatever waits in the table for this destination is read back.
+    pub(super) fn release_all(&mut self, destination: u16) {
         let released: Vec<_> = self
             .lanes
             .iter()
@@ -418,9 +435,13 @@ impl Lanes {
     /// The end is near: nothing undecided stays behind.
     pub fn decide_all(&mut self, now: Instant) {
         for destination in 0..self.destinations() {
-            for undecided in std::mem::take(&mut self.at(destination).undecided) {
-                self.put_back(undecided.sequence, now);
-            }
+            self.put_undecided_back(destination, now);
+        }
+    }
+
+    pub(super) fn put_undecided_back(&mut self, destination: u16, now: Instant) {
+        for undecided in std::mem::take(&mut self.at(destination).undecided) {
+            self.put_back(undecided.sequence, now);
         }
     }
 
@@ -458,6 +479,13 @@ impl Lanes {
             return;
         };
         let breaker = &self.destinations[usize::from(entry.destination)].breaker;
+        let key = entry.key.filter(|_| !self.rules.global);
+        let key_paused = key.and_then(|key| self.paused_keys.get(&key));
+        if let Some(since) = breaker.paused.as_ref().or(key_paused) {
+            let what = if breaker.paused.is_some() { "destination" } else { "key" };
+            self.write_back(sequence, pause_wait(*since, now), format!("its {what} is paused"));
+            return;
+        }
         let after = match breaker.position {
             Position::Open(until) => until.saturating_duration_since(now) + FIRST_PAUSE,
             Position::HalfOpen(_) => breaker.pause(),

@@ -75,6 +75,8 @@ pub(super) enum Gate {
     Postpone,
     /// Held in the table, and stays so.
     Leave,
+    /// Its key is paused: marked held, and read back when the key goes on.
+    Hold,
 }
 
 impl Destination {

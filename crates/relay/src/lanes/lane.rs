@@ -71,6 +71,11 @@ impl Lane {
         self.scheduled || self.in_flight > 0
     }
 
+    /// Something of it is under way that no mark in the table tells of.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.in_flight > 0 && self.block == Block::Open
+    }
+
     /// Nothing in memory and nothing in the table depends on it.
     pub(super) fn is_unused(&self) -> bool {
         !self.busy() && self.queue.is_empty() && self.holds == 0 && !self.reading && !self.held

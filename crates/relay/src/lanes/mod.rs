@@ -18,7 +18,8 @@
 //! followers are marked held, and the lane is *waiting* with nothing of it in memory. When the
 //! failed one falls due and is delivered, the lane is *releasing*: held followers are read back
 //! through the lane, in order, until none is left, and it is open again. A dead event under
-//! `on_dead = park` leaves its lane *parked* until an operator acts.
+//! `on_dead = park` leaves its lane *parked* until an operator acts. The lanes of a paused key stay
+//! *releasing* with everything of theirs held, and are read back when the key goes on.
 //!
 //! # When things fail
 //!
@@ -31,7 +32,11 @@
 //!   attempt is recorded before it is dispatched, few at a time, and one at a time when it was
 //!   recorded before. An event that kills its process so ends dead and takes no other with it.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use posthaste_core::{
     Key,
@@ -45,6 +50,8 @@ mod lane;
 mod destination;
 
 mod breaker;
+
+mod pause;
 
 mod shards;
 
@@ -150,8 +157,8 @@ struct Entry {
     shard: u16,
     destination: u16,
     lane: Option<LaneId>,
-    /// Its key, or its own number when it has none: whether two failures are of one key.
-    identity: i64,
+    /// Its ordering key; `None` when it is unordered.
+    key: Option<Key>,
     attempts: u32,
     /// The number of its dispatch.
     started: u64,
@@ -221,6 +228,8 @@ pub struct Lanes {
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
     releases: Vec<LaneId>,
+    /// Keys of which nothing is handed over, each since when.
+    paused_keys: BTreeMap<Key, Instant>,
     /// Counters; the driver adds its own and publishes them.
     pub stats: Stats,
 }
@@ -229,6 +238,13 @@ pub struct Lanes {
 enum Ready {
     Lane(LaneId),
     Single(Box<Pending>),
+}
+
+impl Entry {
+    /// Its key, or its own number when it has none: whether two failures are of one key.
+    fn identity(&self, sequence: i64) -> i64 {
+        self.key.map_or(sequence, |key| key.0)
+    }
 }
 
 impl Lanes {
@@ -248,6 +264,7 @@ impl Lanes {
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
             releases: Vec::new(),
+            paused_keys: BTreeMap::new(),
             stats: Stats::default(),
         }
     }
@@ -284,6 +301,7 @@ impl Lanes {
             && !self.lanes.iter().any(|(id, lane)| {
                 lane.block == Block::Releasing
                     && self.destinations[usize::from(id.destination)].breaker.is_closed()
+                    && !self.is_paused(Some(id.key))
             })
     }
 

@@ -22,11 +22,18 @@ impl Lanes {
 
     /// Room for events from polls, given a limit for each destination: that of the one with the most.
     pub fn cold_room(&self, limit: usize) -> usize {
-        self.destinations[..self.rules.destinations.len()]
-            .iter()
-            .map(|d| limit.saturating_sub(d.waiting_cold))
-            .max()
-            .unwrap_or(0)
+        let of = &self.destinations[..self.rules.destinations.len()];
+        if self.rules.global {
+            // They wait for each other in one lane.
+            return limit.saturating_sub(of.iter().map(|d| d.waiting_cold).sum());
+        }
+        of.iter().map(|d| limit.saturating_sub(d.waiting_cold)).max().unwrap_or(0)
+    }
+
+    /// How many events wait for their turn: from the hot path, and from polls.
+    pub fn waiting(&self) -> (usize, usize) {
+        let all = self.destinations.iter();
+        all.fold((0, 0), |(hot, cold), of| (hot + of.waiting_hot, cold + of.waiting_cold))
     }
 
     /// Whether this event is in hand and not yet settled.
@@ -57,8 +64,8 @@ impl Lanes {
         }
         let destination = self.route(&mut row);
         let blocks = matches!(row.wait, Some(Wait::Retry | Wait::Suspect));
-        let gate = self.gate(destination, origin, blocks);
         let lane_id = self.lane_of(&row, destination);
+        let gate = self.pause_gate(self.gate(destination, origin, blocks), row.key, lane_id);
         match gate {
             // It could not go before what is under way in its lane, and that cannot go at all.
             Gate::Probe if self.is_busy(lane_id) => {
@@ -67,7 +74,7 @@ impl Lanes {
                 }
                 return Offered::Ignored;
             }
-            Gate::Admit | Gate::Probe | Gate::Postpone => {}
+            Gate::Admit | Gate::Probe | Gate::Postpone | Gate::Hold => {}
             Gate::Skip => {
                 self.at(destination).skip(row.sequence);
                 return Offered::Ignored;
@@ -94,13 +101,12 @@ impl Lanes {
         gate: Gate,
         now: Instant,
     ) -> Offered {
-        let identity = row.key.map_or(row.sequence, |key| key.0);
-        let Fetched { sequence, shard, attempts, wait, content, .. } = row;
-        let mut entry = Entry {
+        let Fetched { sequence, shard, key, attempts, wait, content } = row;
+        let entry = Entry {
             shard,
             destination,
             lane: lane_id,
-            identity,
+            key,
             attempts,
             started: 0,
             // Under row leases an expired claim was counted when it was taken.
@@ -123,6 +129,11 @@ impl Lanes {
             self.known.insert(sequence, entry);
             self.postpone(sequence, now);
             return Offered::Held;
+        }
+        if let Some(id) = lane_id
+            && gate == Gate::Hold
+        {
+            return self.hold_paused(sequence, entry, id, origin, wait);
         }
         let pending = Pending { sequence, content, wait };
         let hot = entry.hot;
@@ -165,21 +176,27 @@ impl Lanes {
             // A follower failed while its lane was being read back: the rest stays held.
             Block::Waiting | Block::Parked if origin == Origin::Held => return Offered::Ignored,
             Block::Waiting | Block::Parked | Block::Releasing => {
-                lane.held = true;
-                lane.holds += 1;
-                lane.again = true;
-                entry.state = State::Settling(Then::Hold);
-                let settlement = self.hold(sequence, &entry, id);
-                self.known.insert(sequence, entry);
-                self.settlements.push_back(settlement);
-                self.stats.held += 1;
-                return Offered::Held;
+                return self.hold_offered(sequence, entry, id);
             }
         }
         self.known.insert(sequence, entry);
         self.at(destination).count_waiting(hot, 1);
         self.schedule(id);
         Offered::Accepted
+    }
+
+    /// It is marked held, and does not stay in memory.
+    pub(super) fn hold_offered(&mut self, sequence: i64, mut entry: Entry, id: LaneId) -> Offered {
+        let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
+        lane.held = true;
+        lane.holds += 1;
+        lane.again = true;
+        entry.state = State::Settling(Then::Hold);
+        let settlement = self.hold(sequence, &entry, id);
+        self.known.insert(sequence, entry);
+        self.settlements.push_back(settlement);
+        self.stats.held += 1;
+        Offered::Held
     }
 
     fn is_busy(&self, lane: Option<LaneId>) -> bool {

@@ -49,6 +49,7 @@ impl Lanes {
         let of = &mut self.destinations[usize::from(destination)];
         of.in_flight -= 1;
         self.careful.done(sequence);
+        self.stats.unavailable += u64::from(matches!(outcome, Outcome::Unavailable { .. }));
         match outcome {
             Outcome::Delivered => {
                 self.stats.delivered += 1;
@@ -242,7 +243,11 @@ impl Lanes {
             return;
         }
         if !lane.queue.is_empty() {
-            self.schedule(id);
+            if !self.rules.global && self.is_paused(Some(id.key)) {
+                self.hold_lane(id);
+            } else {
+                self.schedule(id);
+            }
             return;
         }
         match lane.block {

@@ -32,7 +32,8 @@ impl Lanes {
                 if self.rules.unordered || self.shards.contains_key(&entry.shard) {
                     entry.state = State::Suspect;
                     let of = &self.destinations[usize::from(entry.destination)];
-                    if of.breaker.lets(sequence) {
+                    let paused = !self.rules.global && self.is_paused_event(sequence);
+                    if of.breaker.lets(sequence) && !paused {
                         self.careful.recorded(sequence);
                     } else {
                         // Others wait until this one is through, and it cannot go.
@@ -105,8 +106,9 @@ impl Lanes {
             return;
         }
         let breaker = &self.destinations[usize::from(id.destination)].breaker;
-        if !breaker.is_closed() && !breaker.wants_probe() {
-            // When it closes, this is asked again.
+        let down = !breaker.is_closed() && !breaker.wants_probe();
+        if down || self.paused_keys.contains_key(&id.key) {
+            // When it closes, or the key goes on, this is asked again.
             lane.again = true;
             return;
         }
@@ -138,11 +140,11 @@ impl Lanes {
         for row in rows {
             self.offer(row, Origin::Held, None, now);
         }
-        let closed = self.at(id.destination).breaker.is_closed();
+        let closed = self.at(id.destination).breaker.is_closed() && !self.is_paused(Some(id.key));
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        // They stay held until the destination takes events again.
+        // They stay held until the destination takes events again, and the key is not paused.
         lane.again |= full || !closed;
         if closed && lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty() {
             self.lane_done(id);

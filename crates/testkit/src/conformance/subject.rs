@@ -153,7 +153,7 @@ impl<DB: Dialect> Subject<DB> {
         let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         let Ok(mut connection) = self.pool.acquire().await else { return };
         for outbox in &made {
-            for table in tables::ALL.into_iter().chain(["{events}_business"]) {
+            for table in Tables::ALL.into_iter().chain(["{events}_business"]) {
                 let drop = outbox.fill(&format!("drop table if exists {table}"));
                 let _ = (self.query)(&mut connection, drop).await;
             }

@@ -28,11 +28,14 @@ struct Stored {
 /// path: the key's previous event; for a destination's own cursor: its generation).
 type Reading = (u64, Origin, Option<LaneId>, Vec<Fetched>, i64);
 
+const NAMES: [&str; 2] = ["together", "single"];
+
 /// Two destinations: one takes several events of a key together, the other one by one.
 fn two(on_dead: OnDead) -> Rules {
-    let destination = |name: &str, together| DestinationRules { name: name.to_owned(), together };
+    let destination =
+        |index: usize, together| DestinationRules { name: NAMES[index].to_owned(), together };
     Rules {
-        destinations: vec![destination("together", true), destination("single", false)],
+        destinations: vec![destination(0, true), destination(1, false)],
         route: Some(Box::new(|envelope| {
             let destination = destination_of(envelope.event.aggregate_id().unwrap_or_default());
             Ok(Routed { destination, topic: None })
@@ -59,6 +62,8 @@ struct World {
     source: Source,
     now: Instant,
     up: [bool; 2],
+    paused_keys: BTreeSet<Key>,
+    paused: BTreeSet<&'static str>,
     in_flight: Vec<Vec<i64>>,
     settling: Option<Vec<Unsettled>>,
     /// Order of first acknowledgements.
@@ -77,6 +82,8 @@ impl World {
             source: Source::new(&Config::default(), now()),
             now: now(),
             up: [true; 2],
+            paused_keys: BTreeSet::new(),
+            paused: BTreeSet::new(),
             in_flight: Vec::new(),
             settling: None,
             acknowledged: Vec::new(),
@@ -246,9 +253,12 @@ impl World {
         for destination in 0..self.lanes.destinations() {
             let batch = self.lanes.next_batch(destination, max, i64::MAX).0;
             let mut ahead: BTreeSet<i64> = BTreeSet::new();
+            let name = NAMES.get(usize::from(destination));
+            assert!(batch.is_empty() || !name.is_some_and(|name| self.paused.contains(name)));
             for envelope in &batch {
                 let sequence = envelope.sequence;
                 let key = self.table[&sequence].key;
+                assert!(!self.paused_keys.contains(&Key(i64::from(key))), "{sequence} is paused");
                 for (earlier, stored) in self.table.range(..sequence).filter(|(_, s)| s.key == key)
                 {
                     assert!(
@@ -363,6 +373,7 @@ impl World {
         self.source.rewind(page(self.mark, true).position);
         let last = self.table.keys().last().copied();
         self.lanes.open_shard(0, last);
+        self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.cursor = self.mark;
         self.reads.clear();
         self.in_flight.clear();
@@ -381,7 +392,7 @@ impl World {
         }
         for (key, waiting) in blocked {
             let lane = Blocked {
-                destination: ["together", "single"][usize::from(key % 2)].to_owned(),
+                destination: NAMES[usize::from(key % 2)].to_owned(),
                 key: Key(i64::from(key)),
                 waiting,
                 parked: false,
@@ -390,9 +401,21 @@ impl World {
         }
     }
 
+    /// An operator pauses a key or a destination, or lets it go on.
+    fn pause(&mut self, pick: usize) {
+        match pick % 5 {
+            destination @ (0 | 1) => toggle(&mut self.paused, NAMES[destination]),
+            key => toggle(&mut self.paused_keys, Key(key as i64 - 2)),
+        }
+        self.lanes.pause(&self.paused_keys, &self.paused, self.now);
+        self.note_skipped();
+    }
+
     /// Lets everything end well, and checks that nothing is left.
     fn finish(&mut self) {
         self.up = [true; 2];
+        self.lanes.pause(&BTreeSet::new(), &BTreeSet::new(), self.now);
+        (self.paused_keys, self.paused) = (BTreeSet::new(), BTreeSet::new());
         for turn in 0..2_000 {
             self.now += Duration::from_secs(1);
             self.lanes.wake_breakers(self.now);
@@ -429,7 +452,7 @@ impl World {
 
 fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
-    match action % 20 {
+    match action % 22 {
         0 | 1 => world.write((pick % 3) as u8),
         2 | 3 => world.begin_read(Origin::Cold),
         4 => world.begin_read(Origin::Due),
@@ -442,9 +465,16 @@ fn act(world: &mut World, action: u8, pick: u8) {
         14 => world.end_settle(),
         15 | 16 => world.begin_catch_up(pick),
         17 => world.now += Duration::from_millis(50),
+        20 | 21 => world.pause(pick),
         18 => world.up[pick % 2] = pick % 3 > 0,
         _ if pick < 32 => world.crash(),
         _ => world.save_mark(),
+    }
+}
+
+fn toggle<T: Ord>(set: &mut BTreeSet<T>, what: T) {
+    if !set.remove(&what) {
+        set.insert(what);
     }
 }
 

@@ -1,0 +1,53 @@
+// Asks again and again while somebody looks: never two questions at once, none while the tab is hidden.
+
+const LONGEST_MS = 15_000;
+
+export class Poll {
+  #timer;
+  #abort = new AbortController();
+  #failures = 0;
+  #busy = false;
+  #again = false;
+  #seen = () => (document.hidden ? clearTimeout(this.#timer) : this.now());
+
+  /** `load(signal)` asks; `show(error)` is called after each answer. */
+  constructor({ every, load, show }) {
+    Object.assign(this, { every, load, show });
+    document.addEventListener("visibilitychange", this.#seen);
+    this.now();
+  }
+
+  /** Asks at once; once more when a question is under way that may miss what just changed. */
+  async now() {
+    clearTimeout(this.#timer);
+    if (this.#busy) {
+      this.#again = true;
+      return;
+    }
+    this.#busy = true;
+    let failure = null;
+    try {
+      await this.load(this.#abort.signal);
+      this.#failures = 0;
+    } catch (error) {
+      failure = error;
+      this.#failures += 1;
+    }
+    this.#busy = false;
+    if (this.#abort.signal.aborted) return;
+    this.show(failure);
+    if (this.#again) {
+      this.#again = false;
+      this.now();
+    } else if (!document.hidden) {
+      const wait = Math.min(this.every * 2 ** this.#failures, Math.max(this.every, LONGEST_MS));
+      this.#timer = setTimeout(() => this.now(), wait);
+    }
+  }
+
+  stop() {
+    clearTimeout(this.#timer);
+    document.removeEventListener("visibilitychange", this.#seen);
+    this.#abort.abort();
+  }
+}

@@ -1,0 +1,73 @@
+//! `/livez` and `/readyz` on a listener of their own, for whoever restarts processes and sends them traffic.
+//! They need no token, so they say yes or no and nothing else.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::State,
+    http::StatusCode,
+    middleware::from_fn,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use posthaste_core::Result;
+use tokio::net::TcpListener;
+
+use crate::{
+    AdminOutbox, connection,
+    guard::harden,
+    problem::{no_such_method, no_such_path},
+};
+
+/// How long a database may take to answer before it counts as gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Outboxes = Arc<Vec<AdminOutbox>>;
+
+/// Listens at `health.listen`.
+pub async fn bind(listen: SocketAddr) -> Result<TcpListener> {
+    connection::bind("health.listen", listen).await
+}
+
+/// Answers until `stop` is ready.
+pub async fn serve(
+    listener: TcpListener,
+    outboxes: Vec<AdminOutbox>,
+    stop: impl Future<Output = ()>,
+) {
+    let router = Router::new()
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .with_state(Arc::new(outboxes))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(from_fn(harden));
+    connection::serve(listener, router, None, stop).await;
+}
+
+/// The process answers, and its relays have not ended.
+async fn live(State(outboxes): State<Outboxes>) -> Response {
+    let ended = |outbox: &AdminOutbox| outbox.relay.as_ref().is_some_and(|one| !one.is_running());
+    answer(!outboxes.iter().any(ended))
+}
+
+/// Every outbox can be reached and its relay makes progress.
+async fn ready(State(outboxes): State<Outboxes>) -> Response {
+    for outbox in outboxes.iter() {
+        let reached = tokio::time::timeout(PATIENCE, outbox.store.check()).await;
+        let running = outbox.relay.as_ref().is_none_or(|relay| relay.is_running());
+        if !matches!(reached, Ok(Ok(_))) || !running {
+            return answer(false);
+        }
+    }
+    answer(true)
+}
+
+fn answer(yes: bool) -> Response {
+    if yes {
+        (StatusCode::OK, "ok\n").into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "unavailable\n").into_response()
+    }
+}

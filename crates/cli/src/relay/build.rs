@@ -1,0 +1,145 @@
+//! From settings to destinations and routes.
+
+use posthaste::{
+    Error, Result,
+    relay::{Destination, Relay, Route, Routes},
+    stores::{self, Options},
+};
+
+use crate::{
+    config::{OutboxSettings, RouteSettings, Settings},
+    destination,
+};
+
+/// All destinations, not connected yet.
+pub(super) fn destinations(settings: &Settings) -> Result<Vec<Destination>> {
+    let mut destinations = Vec::new();
+    for (index, configured) in settings.destinations.iter().enumerate() {
+        let transport = destination::configured(configured).map_err(|error| {
+            match &settings.destinations[index].name {
+                Some(name) => Error::new(error.kind(), format!("destinations.{name}: {error}")),
+                None => error,
+            }
+        })?;
+        let mut destination = Destination::new(transport);
+        if let Some(rate) = configured.rate {
+            destination = destination.with_rate(u32::try_from(rate).unwrap_or(u32::MAX));
+        }
+        if let Some(publishes) = configured.concurrency {
+            destination = destination.with_concurrency(publishes);
+        }
+        destinations.push(destination);
+    }
+    Ok(destinations)
+}
+
+/// The destinations and routes of one outbox. Without routes everything goes to the only
+/// destination.
+pub(super) fn routing(
+    settings: &Settings,
+    outbox: &OutboxSettings,
+    destinations: &[Destination],
+) -> Result<(Vec<Destination>, Routes)> {
+    let all = [RouteSettings::everything()];
+    let configured = if settings.routes.is_empty() { &all[..] } else { settings.routes.as_slice() };
+    let mut routes = Routes::new();
+    let mut used: Vec<Destination> = Vec::new();
+    let mut count = 0;
+    for (number, route) in (1..).zip(configured) {
+        if let Some(other) = &route.outbox
+            && !settings.outboxes.iter().any(|outbox| outbox.name == *other)
+        {
+            let names: Vec<&str> = settings.outboxes.iter().map(|o| o.name.as_str()).collect();
+            return Err(Error::invalid(format!(
+                "routes[{number}].outbox {other:?} is no outbox; there are {}",
+                names.join(", ")
+            )));
+        }
+        if route.outbox.as_ref().is_some_and(|name| *name != outbox.name) {
+            continue;
+        }
+        let destination = destination_of(number, route, destinations)?;
+        routes = routes.route(built(number, route, destination.name())?);
+        count += 1;
+        if !used.iter().any(|used| used.name() == destination.name()) {
+            used.push(destination.clone());
+        }
+    }
+    if count == 0 {
+        return Err(Error::invalid(format!(
+            "no route is for outbox {}; add one, or leave out the outbox of another",
+            outbox.name
+        )));
+    }
+    Ok((used, routes))
+}
+
+fn destination_of<'d>(
+    number: usize,
+    route: &RouteSettings,
+    destinations: &'d [Destination],
+) -> Result<&'d Destination> {
+    let names: Vec<&str> = destinations.iter().map(Destination::name).collect();
+    match (&route.to, destinations) {
+        (Some(to), _) => destinations.iter().find(|d| d.name() == to).ok_or_else(|| {
+            Error::invalid(format!(
+                "routes[{number}].to {to:?} is no destination; there are {}",
+                names.join(", ")
+            ))
+        }),
+        (None, [only]) => Ok(only),
+        (None, _) => Err(Error::invalid(format!(
+            "there are several destinations ({}); say with [[routes]] which events go to which",
+            names.join(", ")
+        ))),
+    }
+}
+
+fn built(number: usize, settings: &RouteSettings, to: &str) -> Result<Route> {
+    let mut route = Route::to(to);
+    if let Some(pattern) = &settings.aggregate_type {
+        route = route.aggregate_type(pattern);
+    }
+    if let Some(pattern) = &settings.event_type {
+        route = route.event_type(pattern);
+    }
+    if let Some(pattern) = &settings.tenant {
+        route = route.tenant(pattern);
+    }
+    for (name, pattern) in &settings.header {
+        route = route.header(name, pattern);
+    }
+    match (&settings.topic, settings.topics.is_empty()) {
+        (Some(topic), true) => Ok(route.topic(topic)),
+        (None, true) => Ok(route),
+        // With a map, the topic is for what is not in it.
+        (default, false) if default.as_deref() != Some("") => {
+            Ok(route.topic_map(&settings.topics, default.as_deref()))
+        }
+        _ => Err(Error::invalid(format!("routes[{number}].topic is empty"))),
+    }
+}
+
+/// What a relay would refuse of these settings, without a database: on one in memory, which it is
+/// not asked to open.
+pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {
+    let destinations = match destinations(settings) {
+        Ok(destinations) => destinations,
+        Err(error) => return vec![error.to_string()],
+    };
+    let mut problems: Vec<String> = Vec::new();
+    for outbox in &settings.outboxes {
+        let built = async {
+            let (destinations, routes) = routing(settings, outbox, &destinations)?;
+            let store = stores::connect("sqlite::memory:", &Options::default()).await?;
+            Relay::routed(store, destinations, routes, outbox.relay.clone()).map(drop)
+        };
+        if let Err(error) = built.await {
+            let problem = error.to_string();
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+    }
+    problems
+}

@@ -1,0 +1,211 @@
+//! Pauses: what an operator has stopped is put aside, and comes back in order.
+//!
+//! A paused destination is a breaker that nobody tries: its events are passed over and come through a
+//! cursor of its own when it goes on. The lanes of a paused key hold everything: what waits in them and
+//! what comes is marked held in the table, whatever its destination, so that the next owner of the
+//! shard finds it there too; when the key goes on, they are read back like any held lane. Nothing is
+//! held before what is under way in its lane has ended: the next owner would find a follower that is
+//! held, and read it back before the cursor brings what it follows.
+//!
+//! Replays and events that were claimed one by one have no lane. They are written back without an
+//! attempt, and come again soon after their key goes on. Under `global` everything shares one lane, so
+//! everything waits behind the first event that is paused.
+
+use std::{
+    collections::{BTreeSet, btree_map::Entry as MapEntry},
+    time::{Duration, Instant},
+};
+
+use posthaste_core::{Key, store::Wait};
+
+use super::{
+    Entry, LaneId, Lanes, Offered, Origin, Ready, State,
+    destination::Gate,
+    lane::{Block, Lane},
+};
+
+/// How long an event is written back for that has no lane to be held in: a quarter of the time that
+/// the pause has lasted. Long pauses cost few writes, and short ones little time after their end.
+pub(super) fn pause_wait(since: Instant, now: Instant) -> Duration {
+    let lasted = now.saturating_duration_since(since);
+    (lasted / 4).clamp(Duration::from_secs(1), Duration::from_mins(1))
+}
+
+impl Lanes {
+    /// All that is paused now; whatever is not among it goes on.
+    pub fn pause(&mut self, keys: &BTreeSet<Key>, destinations: &BTreeSet<&str>, now: Instant) {
+        for destination in 0..self.destinations() {
+            let of = self.at(destination);
+            let paused = destinations.contains(of.rules.name.as_str());
+            match of.breaker.paused {
+                None if paused => self.pause_destination(destination, now),
+                Some(_) if !paused => {
+                    of.breaker.paused = None;
+                    if of.breaker.is_closed() {
+                        self.release_all(destination);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let resumed: Vec<Key> =
+            self.paused_keys.keys().filter(|key| !keys.contains(key)).copied().collect();
+        for key in resumed {
+            self.paused_keys.remove(&key);
+            for id in self.lanes_of(key) {
+                let releases = |lane: &Lane| lane.block == Block::Releasing && !lane.busy();
+                if self.lanes.get(&id).is_some_and(releases) {
+                    self.request_release(id);
+                }
+            }
+        }
+        for &key in keys {
+            if let MapEntry::Vacant(new) = self.paused_keys.entry(key) {
+                new.insert(now);
+                self.pause_key(key, now);
+            }
+        }
+    }
+
+    pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
+        !self.paused_keys.is_empty() && key.is_some_and(|key| self.paused_keys.contains_key(&key))
+    }
+
+    pub(super) fn is_paused_event(&self, sequence: i64) -> bool {
+        !self.paused_keys.is_empty()
+            && self.known.get(&sequence).is_some_and(|entry| self.is_paused(entry.key))
+    }
+
+    /// What becomes of a row that would be let in if its key were not paused. Where its destination
+    /// would pass it over, it is passed over: what was passed over before it must come first.
+    pub(super) fn pause_gate(&self, gate: Gate, key: Option<Key>, lane: Option<LaneId>) -> Gate {
+        match gate {
+            Gate::Admit | Gate::Probe if self.is_paused(key) => match lane {
+                None => Gate::Postpone,
+                Some(_) if self.rules.global => gate,
+                Some(id) if self.lanes.get(&id).is_some_and(Lane::is_under_way) => Gate::Admit,
+                Some(_) => Gate::Hold,
+            },
+            gate => gate,
+        }
+    }
+
+    /// A row of a paused key: marked held, also when it was what blocked its lane.
+    pub(super) fn hold_paused(
+        &mut self,
+        sequence: i64,
+        entry: Entry,
+        id: LaneId,
+        origin: Origin,
+        wait: Option<Wait>,
+    ) -> Offered {
+        let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
+        if origin == Origin::Held {
+            lane.again = true;
+            return Offered::Ignored;
+        }
+        let was_in_the_way =
+            origin == Origin::Due && matches!(wait, Some(Wait::Retry | Wait::Suspect | Wait::Held));
+        // A read that is under way would bring the lane back without it. It comes again.
+        if was_in_the_way && (lane.busy() || lane.reading) {
+            return Offered::Ignored;
+        }
+        if was_in_the_way || lane.block == Block::Open {
+            lane.block = Block::Releasing;
+        }
+        self.hold_offered(sequence, entry, id)
+    }
+
+    fn lanes_of(&self, key: Key) -> Vec<LaneId> {
+        let ids = (0..self.destinations()).map(|destination| LaneId { destination, key });
+        ids.filter(|id| self.lanes.contains_key(id)).collect()
+    }
+
+    /// Nothing more goes there; what is under way may end.
+    fn pause_destination(&mut self, destination: u16, now: Instant) {
+        let of = self.at(destination);
+        of.breaker.paused = Some(now);
+        if self.rules.global {
+            return;
+        }
+        self.put_undecided_back(destination, now);
+        self.forget_destination(destination, now);
+    }
+
+    fn pause_key(&mut self, key: Key, now: Instant) {
+        self.put_singles_back(key, now);
+        if self.rules.global {
+            return;
+        }
+        let suspects = self.events_in(|entry| entry.key == Some(key), State::Suspect);
+        for sequence in suspects {
+            self.careful.forget(|other| other != sequence);
+            self.pause_suspect(sequence, now);
+        }
+        for id in self.lanes_of(key) {
+            if self.lanes.get(&id).is_some_and(|lane| lane.in_flight == 0) {
+                self.hold_lane(id);
+            }
+        }
+    }
+
+    /// Everything that waits in the lane is held, also what waits for its next attempt at its head.
+    pub(super) fn hold_lane(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id)
+            && !lane.queue.is_empty()
+        {
+            lane.scheduled = false;
+            lane.again = true;
+            lane.block = Block::Releasing;
+            self.hold_queue(id);
+        }
+    }
+
+    /// A suspect that has not been handed over yet. Once its attempt is recorded, that must be taken
+    /// back, and a hold does not write attempts.
+    fn pause_suspect(&mut self, sequence: i64, now: Instant) {
+        let Some(entry) = self.known.get(&sequence) else { return };
+        let Some(id) = entry.lane.filter(|_| !entry.recorded) else {
+            self.put_back(sequence, now);
+            return;
+        };
+        self.leave_lane(sequence);
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.again = true;
+            lane.block = Block::Releasing;
+        }
+        self.hold_follower(id, sequence);
+    }
+
+    /// Events of this key that wait alone, without a lane, are written back.
+    fn put_singles_back(&mut self, key: Key, now: Instant) {
+        let of_key = |entry: &Entry| entry.key == Some(key) && entry.lane.is_none();
+        let singles = self.events_in(of_key, State::Waiting);
+        if singles.is_empty() {
+            return;
+        }
+        for of in &mut self.destinations {
+            for hot in [true, false] {
+                let queue = of.queue(hot);
+                let before = queue.len();
+                queue.retain(|ready| match ready {
+                    Ready::Single(pending) => singles.binary_search(&pending.sequence).is_err(),
+                    Ready::Lane(_) => true,
+                });
+                let gone = before - queue.len();
+                of.count_waiting(hot, -(gone as isize));
+            }
+        }
+        for sequence in singles {
+            self.put_back(sequence, now);
+        }
+    }
+
+    /// Events in this state, in order.
+    fn events_in(&self, which: impl Fn(&Entry) -> bool, state: State) -> Vec<i64> {
+        let found = self.known.iter().filter(|(_, entry)| entry.state == state && which(entry));
+        let mut found: Vec<i64> = found.map(|(sequence, _)| *sequence).collect();
+        found.sort_unstable();
+        found
+    }
+}
