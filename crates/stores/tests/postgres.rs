@@ -376,7 +376,7 @@ async fn privileges_that_are_missing_are_named_with_the_grant_that_gives_them() 
     // The account that asks has all privileges; it takes on a role that has few.
     outbox.execute(&mut connection, &format!("create role {role}")).await;
     outbox.execute(&mut connection, &format!("grant {role} to current_user")).await;
-    for table in tables::ALL {
+    for table in Tables::ALL {
         outbox.execute(&mut connection, &format!("grant select on {table} to {role}")).await;
     }
     let set_role = AssertSqlSafe(format!("set role {role}"));
