@@ -23,7 +23,11 @@ mod destination;
 
 mod relay;
 
-mod status;
+mod serve;
+
+mod admin;
+
+mod commands;
 
 mod demo;
 
@@ -37,7 +41,8 @@ mod failure;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use posthaste::Result;
 
 /// A transactional outbox: events in the service's own database transaction, delivered at least
@@ -63,12 +68,35 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Deliver the events of one outbox or several until stopped
     Relay(Box<relay::RelayArgs>),
+    /// Serve the admin API and the dashboard without a relay
+    Admin(admin::AdminArgs),
     /// Connect to a destination, publish a test message, and say what was found
     CheckDestination(destination::CheckArgs),
     /// Show how an outbox stands
-    Status(status::StatusArgs),
+    Status(commands::status::StatusArgs),
+    /// Show the relays of an outbox and which shards each holds
+    Relays(commands::relays::RelaysArgs),
+    /// Look at events, or give up what was never sent
+    Events(Box<commands::events::EventsArgs>),
+    /// Look at dead events, send them again, or give them up
+    Dead(Box<commands::dead::DeadArgs>),
+    /// Send events again that were sent
+    Replay(Box<commands::replay::ReplayArgs>),
+    /// Hold an outbox, a relay, a destination or a key back
+    Pause(commands::pause::PauseArgs),
+    /// Let something go on that is paused
+    Resume(commands::pause::ResumeArgs),
+    /// Delete what is settled and past its retention
+    Purge(commands::purge::PurgeArgs),
+    /// Show who changed what
+    Audit(commands::audit::AuditArgs),
     /// Measure, each figure beside its baseline
     Bench(bench::BenchArgs),
+    /// Print completions for a shell
+    Completions {
+        /// Which
+        shell: Shell,
+    },
 }
 
 impl Command {
@@ -83,12 +111,26 @@ impl Command {
             Self::Config(args) => config::config(args).await,
             Self::Migrate(args) => migrate::run(args).await,
             Self::Relay(args) => relay::run(*args).await,
+            Self::Admin(args) => admin::run(args).await,
             Self::CheckDestination(args) => {
                 // What it finds it says itself.
                 logging::to_stderr("off", None);
                 destination::check(args).await
             }
-            Self::Status(args) => status::run(args).await,
+            Self::Status(args) => commands::status::run(args).await,
+            Self::Relays(args) => commands::relays::run(args).await,
+            Self::Events(args) => commands::events::run(*args).await,
+            Self::Dead(args) => commands::dead::run(*args).await,
+            Self::Replay(args) => commands::replay::run(*args).await,
+            Self::Pause(args) => commands::pause::pause(args).await,
+            Self::Resume(args) => commands::pause::resume(args).await,
+            Self::Purge(args) => commands::purge::run(args).await,
+            Self::Audit(args) => commands::audit::run(args).await,
+            Self::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "posthaste", &mut script);
+                output::print(&String::from_utf8_lossy(&script))
+            }
             Self::Bench(args) => {
                 logging::to_stderr("error", None);
                 failure::keep_secret(args.url());

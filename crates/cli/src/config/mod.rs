@@ -25,13 +25,15 @@ mod command;
 
 use std::path::{Path, PathBuf};
 
-use posthaste::{Error, Result};
+use posthaste::{Error, Result, relay::Config};
 
 pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
     origin::Origin,
     reader::{Flag, Shown},
-    serving::{AdminSettings, HealthSettings, LogLines, LogSettings, MetricsSettings, TenantField},
+    serving::{
+        AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings, TenantField,
+    },
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
 };
 use self::{
@@ -56,6 +58,19 @@ pub(crate) struct Settings {
     problems: Vec<Problem>,
     /// The file that was read.
     pub(crate) file: Option<PathBuf>,
+}
+
+impl Settings {
+    /// What a relay of this outbox is told, with what holds for all.
+    pub(crate) fn relay_config(&self, outbox: &OutboxSettings) -> Config {
+        let mut config = Config { outbox: outbox.name.clone(), ..outbox.relay.clone() };
+        let Self { metrics, health, .. } = self;
+        config.metric_tenants = metrics.tenants;
+        config.housekeeping.refresh = metrics.enabled.then_some(metrics.refresh);
+        config.housekeeping.health = Some(health.interval);
+        config.health.max_age = health.max_age;
+        config
+    }
 }
 
 impl Settings {

@@ -1,10 +1,15 @@
 //! What a relay says of itself: logs, metrics, health, and the admin API.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use posthaste::Secret;
+use posthaste_admin::{Role, Tls, Token};
 
-use super::reader::Reader;
+use tracing_subscriber::EnvFilter;
+
+use super::{
+    origin::Origin,
+    reader::{Reader, Section},
+};
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,9 +47,19 @@ pub(crate) struct MetricsSettings {
     pub(crate) tenants: usize,
 }
 
+/// Where to listen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Listen {
+    pub(crate) address: SocketAddr,
+    /// Somebody chose it: then it must be free. Where nobody did, a second relay on a machine goes
+    /// without.
+    pub(crate) chosen: bool,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HealthSettings {
-    pub(crate) listen: Option<SocketAddr>,
+    /// `None`: nowhere.
+    pub(crate) listen: Option<Listen>,
     pub(crate) interval: Duration,
     /// Ready: the oldest eligible event is younger.
     pub(crate) max_age: Duration,
@@ -52,26 +67,17 @@ pub(crate) struct HealthSettings {
 
 #[derive(Debug, Clone)]
 pub(crate) struct AdminSettings {
-    pub(crate) enabled: bool,
-    pub(crate) listen: SocketAddr,
-    pub(crate) tls: Option<(PathBuf, PathBuf)>,
-    pub(crate) tokens: Vec<TokenSettings>,
-}
-
-/// Somebody who may look, or act.
-#[derive(Debug, Clone)]
-pub(crate) struct TokenSettings {
-    pub(crate) name: String,
-    /// May act, and not only look.
-    pub(crate) operator: bool,
-    pub(crate) secret: Secret,
+    /// `None`: nowhere.
+    pub(crate) listen: Option<Listen>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) tokens: Vec<Token>,
 }
 
 pub(super) fn log(reader: &mut Reader) -> LogSettings {
     let mut log = reader.section("log");
     LogSettings {
         format: log.choice("format", &[("text", LogLines::Text), ("json", LogLines::Json)]),
-        level: log.text("level"),
+        level: level(&mut log),
         tenant: log.choice(
             "tenant",
             &[
@@ -81,6 +87,23 @@ pub(super) fn log(reader: &mut Reader) -> LogSettings {
             ],
         ),
     }
+}
+
+/// What `EnvFilter` understands; `info` for what runs, `warn` for what looks.
+fn level(log: &mut Section<'_>) -> Option<String> {
+    let Some(given) = log.given("level") else {
+        log.show("level", Some("info".to_owned()), Origin::Default);
+        return None;
+    };
+    if let Err(error) = EnvFilter::try_new(&given.text) {
+        let text = format!(
+            "log.level ({}): {:?} is no level ({error}); use error, warn, info, debug or trace",
+            given.origin, given.text
+        );
+        log.problem("level", text);
+    }
+    log.show("level", Some(given.text.clone()), given.origin);
+    Some(given.text)
 }
 
 pub(super) fn metrics(reader: &mut Reader) -> MetricsSettings {
@@ -102,7 +125,8 @@ pub(super) fn health(reader: &mut Reader) -> HealthSettings {
 }
 
 /// An address to listen at; `off` for none.
-fn address(section: &mut super::reader::Section<'_>, default: &str) -> Option<SocketAddr> {
+fn address(section: &mut Section<'_>, default: &str) -> Option<Listen> {
+    let chosen = section.given("listen").is_some();
     let text = section.text_or("listen", default);
     if text == "off" {
         return None;
@@ -113,40 +137,39 @@ fn address(section: &mut super::reader::Section<'_>, default: &str) -> Option<So
         let text = format!("{key} {text:?} is not an address; use one such as {default}, or off");
         section.problem("listen", text);
     }
-    address
+    address.map(|address| Listen { address, chosen })
 }
 
 pub(super) fn admin(reader: &mut Reader) -> AdminSettings {
     let mut admin = reader.section("admin");
     let enabled = admin.yes_or_no("enabled", true);
-    let fallback = SocketAddr::from(([127, 0, 0, 1], 9464));
-    let listen = address(&mut admin, "127.0.0.1:9464");
+    let listen = address(&mut admin, "127.0.0.1:9464").filter(|_| enabled);
     let (cert, key) = (admin.text("tls_cert"), admin.text("tls_key"));
     if cert.is_some() != key.is_some() {
         let text = "admin.tls_cert and admin.tls_key belong together; one of them is not set";
         admin.problem("tls_cert", text.to_owned());
     }
     let tokens = tokens(reader);
-    let enabled = enabled && listen.is_some();
-    let listen = listen.unwrap_or(fallback);
-    if enabled && tokens.is_empty() && !listen.ip().is_loopback() {
+    let open = listen.filter(|listen| !listen.address.ip().is_loopback());
+    if let Some(Listen { address, .. }) = open.filter(|_| tokens.is_empty()) {
         let text = format!(
-            "admin.listen {listen} is open to others and there are no admin.tokens; add tokens, \
+            "admin.listen {address} is open to others and there are no admin.tokens; add tokens, \
              or listen at 127.0.0.1"
         );
         reader.problem("admin.listen", text);
     }
-    let tls = cert.zip(key).map(|(cert, key)| (cert.into(), key.into()));
-    AdminSettings { enabled, listen, tls, tokens }
+    let tls = cert.zip(key).map(|(cert, key)| Tls { cert: cert.into(), key: key.into() });
+    AdminSettings { listen, tls, tokens }
 }
 
-fn tokens(reader: &mut Reader) -> Vec<TokenSettings> {
-    let mut tokens: Vec<TokenSettings> = Vec::new();
+fn tokens(reader: &mut Reader) -> Vec<Token> {
+    let mut tokens: Vec<Token> = Vec::new();
     for number in 1..=reader.items("admin.tokens") {
         let path = format!("admin.tokens[{number}]");
         let mut section = reader.section(&path);
         let name = section.text("name");
-        let operator = section.choice("role", &[("viewer", false), ("operator", true)]);
+        let role =
+            section.choice("role", &[("viewer", Role::Viewer), ("operator", Role::Operator)]);
         let secret = section.secret("token");
         let Some((name, (secret, _))) = name.zip(secret) else {
             let text = format!("{path} needs a name, and a token or a token_file");
@@ -161,7 +184,7 @@ fn tokens(reader: &mut Reader) -> Vec<TokenSettings> {
             let text = format!("{path}: another token has the name {name} or the same text");
             reader.problem(&path, text);
         }
-        tokens.push(TokenSettings { name, operator, secret });
+        tokens.push(Token { name, role, secret });
     }
     tokens
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use posthaste::{
     Secret, TableName,
     backoff::Backoff,
-    relay::{Config, OnDead, Retention},
+    relay::{Config, Housekeeping, OnDead, Retention},
 };
 
 use super::{
@@ -137,8 +137,8 @@ fn refuse_name(reader: &mut Reader, table: &str, name: &str) {
 
 fn relay_config(mut relay: Section<'_>) -> Config {
     let default = Config::default();
-    let _enabled = relay.yes_or_no("enabled", true);
     let config = Config {
+        enabled: relay.yes_or_no("enabled", default.enabled),
         name: relay.text("name").unwrap_or(default.name),
         ordering: relay.parsed("ordering", default.ordering),
         on_dead: relay.choice("on_dead", &[("skip", OnDead::Skip), ("park", OnDead::Park)]),
@@ -179,12 +179,17 @@ fn cleaned(mut cleaner: Section<'_>, relay: Config) -> (Config, Retention) {
         sent: cleaner.duration("retention", Retention::default().sent),
         dead: cleaner.maybe_duration("dead_retention"),
     };
-    let _inbox = cleaner.duration("inbox_retention", Duration::from_hours(7 * 24));
-    let batch = cleaner.number("batch", relay.purge_batch);
+    let default = relay.housekeeping;
+    let inbox_retention = cleaner.duration("inbox_retention", default.inbox_retention);
+    let batch = cleaner.number("batch", default.batch);
     let config = Config {
-        retention,
-        purge_interval: enabled.then_some(interval),
-        purge_batch: batch,
+        housekeeping: Housekeeping {
+            purge_interval: enabled.then_some(interval),
+            batch,
+            retention,
+            inbox_retention,
+            ..default
+        },
         ..relay
     };
     for (name, value) in [("interval", interval.as_millis()), ("batch", batch as u128)] {

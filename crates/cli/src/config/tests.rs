@@ -106,7 +106,7 @@ fn every_key_is_a_variable_of_the_environment() {
     let settings = read(BASE, &[routes, tokens], Vec::new());
     assert_eq!(settings.problems(), [""; 0]);
     assert_eq!(settings.routes[0].topics["A"], "b");
-    assert!(settings.admin.tokens[0].operator);
+    assert_eq!(settings.admin.tokens[0].role, posthaste_admin::Role::Operator);
     assert_eq!(shown(&settings, "admin.tokens[1].token").0, "***");
 }
 
@@ -203,6 +203,7 @@ fn what_is_wrong_is_named_with_its_key_its_place_and_what_is_accepted() {
         ("[outboxes.a]\nurl = \"sqlite:b.db\"", &["outbox.url (p.toml:2)", "[outboxes.a]"]),
         ("[outboxes.a]", &["outboxes.a.url is not set"]),
         ("[log]\nformat = \"xml\"", &["log.format", "\"xml\"", "text or json"]),
+        ("[log]\nlevel = \"loud,=x\"", &["log.level", "error, warn, info"]),
         ("[log]\ntenant = \"rot13\"", &["log.tenant", "plain or hashed or off"]),
         ("[health]\nlisten = \"here\"", &["health.listen \"here\"", "127.0.0.1:9465", "off"]),
         ("[admin]\nlisten = \"0.0.0.0:80\"", &["0.0.0.0:80", "tokens", "127.0.0.1"]),

@@ -12,10 +12,17 @@ use posthaste::{
     relay::{Relay, Stats},
     store::{Counts, Store},
 };
+use posthaste_admin::AdminOutbox;
 
 pub(crate) use self::build::build_problems;
 use self::flags::RelayFlags;
-use crate::{args::OutboxArgs, database, logging, stop::StopSignal};
+use crate::{
+    args::OutboxArgs,
+    config::{OutboxSettings, Settings},
+    database, logging,
+    serve::{Serving, record_metrics},
+    stop::StopSignal,
+};
 
 /// How often the relays are asked whether they still run.
 const LIVENESS: Duration = Duration::from_millis(200);
@@ -38,10 +45,35 @@ pub(crate) struct RelayArgs {
 
 /// A relay and what it works on.
 struct Running {
+    served: AdminOutbox,
     /// In front of what is said of it, where there are several.
     label: String,
     store: Arc<dyn Store>,
     relay: Arc<Relay>,
+}
+
+impl Running {
+    fn new(
+        settings: &Settings,
+        outbox: &OutboxSettings,
+        store: Arc<dyn Store>,
+        relay: Relay,
+        destinations: Vec<String>,
+    ) -> Self {
+        let relay = Arc::new(relay);
+        let label = match settings.outboxes.len() {
+            1 => String::new(),
+            _ => format!("{}: ", outbox.name),
+        };
+        let served = AdminOutbox {
+            name: outbox.name.clone(),
+            store: Arc::clone(&store),
+            relay: Some(Arc::clone(&relay)),
+            destinations,
+            retention: outbox.retention,
+        };
+        Self { label, served, store, relay }
+    }
 }
 
 pub(crate) async fn run(args: RelayArgs) -> Result<()> {
@@ -65,22 +97,33 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     for outbox in &settings.outboxes {
         routed.push(build::routing(&settings, outbox, &destinations)?);
     }
+    // Before the relays are made: what they record earlier is lost.
+    let served = !args.once && settings.admin.listen.is_some();
+    let metrics = (served && settings.metrics.enabled).then(record_metrics).transpose()?;
     let mut running = Vec::new();
     for (outbox, (destinations, routes)) in settings.outboxes.iter().zip(routed) {
         let (store, _) = database::open(outbox).await?;
-        let relay = Relay::routed(Arc::clone(&store), destinations, routes, outbox.relay.clone())?;
-        let label = match settings.outboxes.len() {
-            1 => String::new(),
-            _ => format!("{}: ", outbox.name),
-        };
-        running.push(Running { label, store, relay: Arc::new(relay) });
+        let names = destinations.iter().map(|one| one.name().to_owned()).collect();
+        let config = settings.relay_config(outbox);
+        let relay = Relay::routed(Arc::clone(&store), destinations, routes, config)?;
+        running.push(Running::new(&settings, outbox, store, relay, names));
     }
-    if args.once { one_pass(&running).await } else { until_stopped(&running).await }
+    if args.once {
+        return one_pass(&running).await;
+    }
+    let mut signal = StopSignal::new()?;
+    let outboxes: Vec<AdminOutbox> = running.iter().map(|one| one.served.clone()).collect();
+    let mut serving = Serving::nothing();
+    serving.admin(settings.admin, metrics, outboxes.clone()).await?;
+    serving.health(settings.health, outboxes).await?;
+    let ended = until_stopped(&running, &mut signal).await;
+    serving.stop().await;
+    ended
 }
 
 async fn one_pass(running: &[Running]) -> Result<()> {
     let mut signal = StopSignal::new()?;
-    for Running { label, store, relay } in running {
+    for Running { label, store, relay, .. } in running {
         let mut pass = std::pin::pin!(relay.relay_once());
         let stats = tokio::select! {
             stats = &mut pass => stats?,
@@ -103,8 +146,7 @@ async fn one_pass(running: &[Running]) -> Result<()> {
     Ok(())
 }
 
-async fn until_stopped(running: &[Running]) -> Result<()> {
-    let mut signal = StopSignal::new()?;
+async fn until_stopped(running: &[Running], signal: &mut StopSignal) -> Result<()> {
     for Running { relay, .. } in running {
         relay.start().await?;
     }
