@@ -63,7 +63,10 @@ impl Gate {
                 found = Some(caller);
             }
         }
-        found.cloned().ok_or_else(|| refused("this token is not known"))
+        found.cloned().ok_or_else(|| {
+            tracing::info!("a token that is not known was refused");
+            refused("this token is not known")
+        })
     }
 }
 

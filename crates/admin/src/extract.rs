@@ -1,7 +1,7 @@
 //! Reading requests: like axum's own extractors, with problems as refusals and nothing let through that
 //! was not meant.
 
-use std::time::Duration;
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     body::Bytes,
@@ -9,7 +9,10 @@ use axum::{
     http::{StatusCode, request::Parts},
 };
 use posthaste_core::{Error, Result};
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use crate::problem::{Answer, Problem};
 
@@ -75,7 +78,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonOf<T> {
             Ok(Ok(body)) => body,
         };
         let text = if body.is_empty() { b"{}" } else { &body[..] };
-        serde_json::from_slice(text).map(Self).map_err(|error| {
+        serde_json::from_slice(text).map(|Object(value)| Self(value)).map_err(|error| {
             // It quotes what was sent and nothing else.
             let status = if error.is_data() {
                 StatusCode::UNPROCESSABLE_ENTITY
@@ -84,6 +87,30 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonOf<T> {
             };
             Problem::new(status, format!("the body cannot be read: {error}"))
         })
+    }
+}
+
+/// A JSON object. Without it a list of the fields' values would do as well.
+#[derive(Debug)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
     }
 }
 

@@ -55,8 +55,8 @@ fn host(headers: &HeaderMap) -> Option<Authority> {
     headers.get(header::HOST)?.to_str().ok()?.parse().ok()
 }
 
-/// Refuses a change that a page of another site asks for, and one that a form could send.
-fn check_change(method: &Method, headers: &HeaderMap) -> Answer<()> {
+/// Refuses a change that a page of another site asks for.
+fn check_origin(headers: &HeaderMap) -> Answer<()> {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     if site.is_some_and(|site| site != b"same-origin" && site != b"none") {
         return Err(Problem::forbidden("changes are not taken from pages of other sites"));
@@ -66,23 +66,6 @@ fn check_change(method: &Method, headers: &HeaderMap) -> Answer<()> {
         if origin.and_then(|uri| uri.authority().cloned()) != host(headers) {
             return Err(Problem::forbidden("changes are not taken from pages of other sites"));
         }
-    }
-    // No form can send anything else than a POST.
-    let json = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(
-        |value| {
-            value
-                .split(';')
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .eq_ignore_ascii_case("application/json")
-        },
-    );
-    if *method == Method::POST && !json {
-        return Err(Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "changes are taken as `Content-Type: application/json`",
-        ));
     }
     Ok(())
 }
@@ -96,12 +79,29 @@ pub(crate) async fn keep_out(
     let (method, headers) = (request.method(), request.headers());
     let mut checked = guard.check_host(headers);
     if checked.is_ok() && !matches!(*method, Method::GET | Method::HEAD) {
-        checked = check_change(method, headers);
+        checked = check_origin(headers);
     }
     match checked {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     }
+}
+
+/// Refuses what a form could send: that needs no permission of the browser. Every route that takes a POST has it.
+pub(crate) async fn only_json(request: Request, next: Next) -> Response {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    let essence = content_type
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .unwrap_or_default();
+    if essence.trim().eq_ignore_ascii_case("application/json") {
+        return next.run(request).await;
+    }
+    Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "changes are taken as `Content-Type: application/json`",
+    )
+    .into_response()
 }
 
 /// Ends questions that take too long. A change runs on even when whoever asked has gone: its audit

@@ -13,6 +13,8 @@ mod duration;
 
 mod logging;
 
+mod otlp;
+
 mod database;
 
 mod migrate;
@@ -88,6 +90,8 @@ enum Command {
     Purge(commands::purge::PurgeArgs),
     /// Show who changed what
     Audit(commands::audit::AuditArgs),
+    /// Check the installation, or explain why an event is not delivered
+    Doctor(commands::doctor::DoctorArgs),
     /// Measure, each figure beside its baseline
     Bench(bench::BenchArgs),
     /// Print completions for a shell
@@ -124,6 +128,7 @@ impl Command {
             Self::Resume(args) => commands::pause::resume(args).await,
             Self::Purge(args) => commands::purge::run(args).await,
             Self::Audit(args) => commands::audit::run(args).await,
+            Self::Doctor(args) => commands::doctor::run(args).await,
             Self::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Cli::command(), "posthaste", &mut script);
@@ -146,7 +151,9 @@ async fn main() -> ExitCode {
     };
     // In a task, as a service's handlers are: the main thread is no worker of the runtime, and
     // whatever it wakes must first cross to one.
-    match tokio::spawn(command.run()).await {
+    let ended = tokio::spawn(command.run()).await;
+    otlp::flush();
+    match ended {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => failure::report(&error),
         // It has said so itself.

@@ -37,6 +37,8 @@ pub mod backoff;
 
 pub mod clock;
 
+pub mod metric;
+
 mod error;
 
 pub use crate::{

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use posthaste::{
     TableName,
     backoff::Backoff,
-    relay::{Config, OnDead},
+    relay::{Config, Housekeeping, OnDead},
     store::RelayOrdering,
 };
 
@@ -115,7 +115,7 @@ impl RelayOptions {
             concurrency: self.concurrency,
             backoff: Backoff::Fixed(Duration::from_millis(self.backoff)),
             max_attempts: self.max_attempts,
-            purge_interval: None,
+            housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
             ..Config::default()
         }
     }

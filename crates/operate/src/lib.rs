@@ -5,6 +5,8 @@
 
 mod overview;
 
+pub mod doctor;
+
 mod filter;
 
 mod operator;

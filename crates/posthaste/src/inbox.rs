@@ -146,6 +146,7 @@ impl<DB: InboxDialect> Inbox<DB> {
         let first = DB::record_message(connection, &self.tables, consumer, message_id).await?;
         if !first {
             self.duplicates.fetch_add(1, Ordering::Relaxed);
+            crate::meter::duplicate(self.tables.name());
         }
         Ok(first)
     }

@@ -34,6 +34,8 @@ mod inbox;
 
 mod postgres_outbox;
 
+mod meter;
+
 pub mod drivers;
 
 #[cfg(feature = "idempotency")]
@@ -58,7 +60,7 @@ pub use jiff;
 pub use posthaste_core::{
     Enqueued, Envelope, Error, ErrorKind, Event, EventBuilder, Failure, GLOBAL, IntoEvent, Key,
     Limits, Ordering, Result, Secret, Status, TableName, TypeName, TypedEvent, backoff, clock,
-    enqueue, key, store, transport, typed,
+    enqueue, key, metric, store, transport, typed,
 };
 #[cfg(feature = "derive")]
 pub use posthaste_derive::Event;

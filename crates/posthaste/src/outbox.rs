@@ -9,6 +9,7 @@ use sqlx::{Pool, Transaction};
 use crate::{
     OutboxTransaction, check,
     hook::{Hook, Hooks, Moment, Written},
+    meter::Meter,
     notify::Notifier,
 };
 
@@ -38,6 +39,7 @@ struct Inner<DB: Dialect> {
     limits: Limits,
     default_tenant: Option<String>,
     notifier: Notifier<DB>,
+    meter: Arc<Meter>,
     /// The application's own.
     application_hooks: Vec<Arc<dyn Hook>>,
     /// The notifier and the application's, as a write meets them.
@@ -53,6 +55,7 @@ impl<DB: Dialect> Clone for Outbox<DB> {
 impl<DB: Dialect> Outbox<DB> {
     /// The outbox of this table, with default limits.
     pub fn new(table: TableName) -> Self {
+        let meter = Arc::new(Meter::new(&table));
         let tables = Tables::new(table);
         let notifier = Notifier::new(tables.clone());
         Self {
@@ -62,6 +65,7 @@ impl<DB: Dialect> Outbox<DB> {
                 default_tenant: None,
                 hooks: Hooks::new(Arc::new(notifier.clone()), &[]),
                 notifier,
+                meter,
                 application_hooks: Vec::new(),
             }),
         }
@@ -111,6 +115,7 @@ impl<DB: Dialect> Outbox<DB> {
                 limits: shared.limits,
                 default_tenant: shared.default_tenant.clone(),
                 notifier: shared.notifier.clone(),
+                meter: Arc::clone(&shared.meter),
                 application_hooks: shared.application_hooks.clone(),
                 hooks: shared.hooks.clone(),
             },
@@ -222,6 +227,8 @@ impl<DB: Dialect> Outbox<DB> {
                 duplicate,
             })
             .collect();
+        let new = written.iter().filter(|written| !written.duplicate);
+        self.inner.meter.enqueued(new.map(|written| &written.event));
         self.inner.hooks.after(Moment::Written, &written);
         Ok((enqueued, written))
     }

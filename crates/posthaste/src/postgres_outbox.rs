@@ -11,7 +11,7 @@ use posthaste_core::{
     },
 };
 
-use crate::{check::checked, drivers::PostgresTransaction};
+use crate::{check::checked, drivers::PostgresTransaction, meter::Meter};
 
 /// Writes events of one outbox in PostgreSQL through any driver: tokio-postgres, deadpool-postgres,
 /// diesel-async and sea-orm with the features of these names, sqlx 0.8 with the crate
@@ -55,6 +55,7 @@ struct Inner {
     statements: Statements,
     limits: Limits,
     default_tenant: Option<String>,
+    meter: Arc<Meter>,
     #[cfg(feature = "relay")]
     hot: Option<posthaste_relay::HotPath>,
 }
@@ -65,6 +66,7 @@ impl PostgresOutbox {
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::of(&table),
+                meter: Arc::new(Meter::new(&table)),
                 table,
                 limits: Limits::default(),
                 default_tenant: None,
@@ -136,6 +138,8 @@ impl PostgresOutbox {
             };
             enqueued.extend(answers(piece, written, &known)?);
         }
+        let written = events.iter().zip(&enqueued).filter(|(_, enqueued)| !enqueued.duplicate);
+        inner.meter.enqueued(written.map(|(event, _)| event));
         Ok(enqueued)
     }
 

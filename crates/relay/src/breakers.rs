@@ -36,7 +36,7 @@ impl Driver {
             .into_iter()
             .filter(|breaker| breaker.state != "closed")
             .map(|breaker| OpenBreaker {
-                state: "open".to_owned(),
+                state: breaker.state.to_owned(),
                 since: breaker.since.map_or_else(Timestamp::now, |since| {
                     // Whole seconds, so that the same breaker is reported the same each time.
                     let age = now.saturating_duration_since(since);
@@ -48,10 +48,10 @@ impl Driver {
             })
             .collect();
         let same = open.len() == self.breakers.reported.len()
-            && open
-                .iter()
-                .zip(&self.breakers.reported)
-                .all(|(new, old)| new.destination == old.destination && new.error == old.error);
+            && open.iter().zip(&self.breakers.reported).all(|(new, old)| {
+                (&new.destination, &new.state, &new.error)
+                    == (&old.destination, &old.state, &old.error)
+            });
         if same {
             return;
         }

@@ -39,11 +39,18 @@ pub(crate) struct Acquired {
 }
 
 impl Driver {
+    /// Whether heartbeats are sent. A relay that is switched off is none to the others; before the
+    /// pauses are known nothing could be done with the answer.
+    pub(crate) fn ticks(&self) -> bool {
+        self.config.enabled && self.pauses.known()
+    }
+
     pub(crate) fn tick(&mut self, now: Instant) {
         let reserve_runs_out = !self.by_rows() && self.highest + RESERVE / 2 > self.reserved;
         if self.ticking
             || self.resting
             || self.stopping.is_some()
+            || !self.ticks()
             || !(now >= self.tick_at || self.tick_now || reserve_runs_out)
         {
             return;
@@ -100,6 +107,8 @@ impl Driver {
             }
         };
         self.reserved = self.reserved.max(reserved);
+        self.pulse.reached_database(now);
+        self.count_relays(&census, now);
         if let Some((owner, ordering)) = self.shards.conflict(&census) {
             let message = format!(
                 "relay {owner} works on this outbox with ordering {ordering}, this one with {}; \
@@ -131,6 +140,11 @@ impl Driver {
         if self.stopping.is_some() || self.acquiring || !self.wanted.is_empty() {
             return Ok(());
         }
+        if self.rests() {
+            self.acquired_once = true;
+            return Ok(());
+        }
+        let census = self.pauses.sharing(&census);
         let plan = self.shards.plan(&census, &self.lanes.busy_shards());
         if plan.acquire.is_empty() {
             self.acquired_once = true;
@@ -142,6 +156,18 @@ impl Driver {
             self.lanes.close_shard(shard);
         }
         Ok(())
+    }
+
+    /// Who is alive, which of them keeps house, and whether shards are left that are nobody's.
+    fn count_relays(&self, census: &Census, now: Instant) {
+        self.observer.meters.relays_alive(census.live.len());
+        let sharing = self.pauses.sharing(census).live;
+        let first = sharing.first().or(census.live.first());
+        let duty = first.is_some_and(|first| first.owner == self.shards.relay.owner());
+        self.wires.duty.send_if_modified(|known| std::mem::replace(known, duty) != duty);
+        let unowned = census.owners.iter().any(Option::is_none);
+        let waits = !self.rests() && !self.by_rows() && self.shards.is_empty();
+        self.pulse.unowned(now, waits && unowned);
     }
 
     /// Takes the wanted shards, while no poll is under way: the context of a poll that does not know

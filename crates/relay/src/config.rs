@@ -8,6 +8,8 @@ use posthaste_core::{
     store::RelayOrdering,
 };
 
+use crate::{HealthLimits, Housekeeping, LogTenant};
+
 /// What happens to a key's later events when one of them dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDead {
@@ -83,13 +85,19 @@ pub struct Config {
     pub max_attempts: u32,
     /// Jitter for the backoff.
     pub random: Random,
-    /// How long settled events are kept.
-    pub retention: Retention,
-    /// How often settled events past their retention are purged; `None` leaves that to somebody
-    /// else.
-    pub purge_interval: Option<Duration>,
-    /// How many events one purge step deletes.
-    pub purge_batch: usize,
+    /// The outbox's name in metrics.
+    pub outbox: String,
+    /// Switched off, it delivers nothing and everything is kept; others share the work as if it were
+    /// not there.
+    pub enabled: bool,
+    /// What is done for the whole outbox, by one relay at a time.
+    pub housekeeping: Housekeeping,
+    /// What is still healthy.
+    pub health: HealthLimits,
+    /// How log lines name an event's tenant.
+    pub log_tenant: LogTenant,
+    /// How many tenants have a metric of their backlog; none by default.
+    pub metric_tenants: usize,
 }
 
 impl Default for Config {
@@ -111,9 +119,12 @@ impl Default for Config {
             backoff: Backoff::default(),
             max_attempts: 10,
             random: system_random(),
-            retention: Retention::default(),
-            purge_interval: Some(Duration::from_hours(1)),
-            purge_batch: 500,
+            outbox: "outbox_event".to_owned(),
+            enabled: true,
+            housekeeping: Housekeeping::default(),
+            health: HealthLimits::default(),
+            log_tenant: LogTenant::default(),
+            metric_tenants: 0,
         }
     }
 }
@@ -132,7 +143,6 @@ impl Config {
             ("concurrency", self.concurrency),
             ("hot_queue", self.hot_queue),
             ("cold_queue", self.cold_queue),
-            ("purge_batch", self.purge_batch),
             ("max_attempts", self.max_attempts as usize),
         ] {
             if value == 0 {
@@ -150,6 +160,7 @@ impl Config {
                 return Err(Error::invalid(format!("{key} is 0; give it a duration")));
             }
         }
+        self.housekeeping.check()?;
         if self.heartbeat >= self.lease {
             return Err(Error::invalid(format!(
                 "lease ({:?}) is not longer than heartbeat ({:?}); every lease would expire before \

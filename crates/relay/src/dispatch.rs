@@ -51,8 +51,8 @@ impl Driver {
         } else {
             self.shards.may_dispatch(now)
         };
-        // A stop lets what is in flight end; it starts nothing new.
-        if !allowed || self.stopping.is_some() {
+        // A stop or a pause lets what is in flight end; it starts nothing new.
+        if !allowed || self.stopping.is_some() || self.rests() {
             return;
         }
         let reserved = if self.by_rows() { i64::MAX } else { self.reserved };
@@ -76,9 +76,15 @@ impl Driver {
                 let transport = Arc::clone(&outlet.transport);
                 let timeout = self.config.dispatch_timeout;
                 let interceptors = Arc::clone(&self.interceptors);
+                let observer = Arc::clone(&self.observer);
                 self.tasks.spawn(async move {
-                    let outcomes = publish(&*transport, &interceptors, batch, timeout).await;
-                    Done::Published { destination, outcomes }
+                    let began = Instant::now();
+                    let outcomes = publish(&*transport, &interceptors, &batch, timeout).await;
+                    let failed =
+                        observer.published(transport.name(), &batch, &outcomes, began.elapsed());
+                    let sequences = batch.iter().map(|envelope| envelope.sequence);
+                    let outcomes = sequences.zip(outcomes).collect();
+                    Done::Published { destination, outcomes, failed }
                 });
             }
         }
@@ -86,18 +92,15 @@ impl Driver {
     }
 }
 
-/// One publish with everything around it. Gives one outcome per event.
 async fn publish(
     transport: &dyn Transport,
     interceptors: &[Arc<dyn Interceptor>],
-    batch: Vec<Envelope>,
+    batch: &[Envelope],
     timeout: Duration,
-) -> Vec<(i64, Outcome)> {
-    let sequences: Vec<i64> = batch.iter().map(|envelope| envelope.sequence).collect();
-    let outcomes = if interceptors.is_empty() {
-        guarded(transport, &batch, timeout).await
+) -> Vec<Outcome> {
+    if interceptors.is_empty() {
+        guarded(transport, batch, timeout).await
     } else {
         intercept::around(transport, interceptors, batch, timeout).await
-    };
-    sequences.into_iter().zip(outcomes).collect()
+    }
 }

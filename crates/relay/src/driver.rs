@@ -16,7 +16,7 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, Due, Fetched, Held, HotRow, OpenBreaker, Page, Position, Relay as Identity,
+        Blocked, Due, Fetched, Held, HotRow, OpenBreaker, Page, Pause, Position, Relay as Identity,
         RelayOrdering, RowLease, SettleReport, Store,
     },
     transport::{Acceptance, Outcome},
@@ -32,9 +32,14 @@ use crate::{
     breakers::Breakers,
     claim::{Acquired, Tick},
     destination::{Destination, Outlet},
+    hash::IntMap,
+    health::Pulse,
     hot::HotPath,
     intercept::Interceptor,
     lanes::{DestinationRules, LaneId, Lanes, Origin, Routing, Rules},
+    log::Brief,
+    observe::{Observer, Sampled},
+    pauses::Pauses,
     route::Routes,
     settle::Batch,
     shards::Shards,
@@ -53,7 +58,7 @@ pub(crate) enum Done {
     Hot { read: u64, rows: Result<Vec<HotRow>> },
     HotClaimed { claim: Arc<RowLease>, rows: Result<Vec<Fetched>> },
     Released { read: u64, lane: LaneId, rows: Option<Vec<Fetched>> },
-    Published { destination: u16, outcomes: Vec<(i64, Outcome)> },
+    Published { destination: u16, outcomes: Vec<(i64, Outcome)>, failed: Vec<(i64, Brief)> },
     Behind { read: u64, destination: u16, generation: u64, page: Result<Page> },
     Settled { batch: Batch, report: Result<SettleReport> },
     Tick { tick: Result<Tick>, reserved: i64 },
@@ -61,6 +66,7 @@ pub(crate) enum Done {
     HandedOver { held: Vec<Held>, result: Result<()> },
     Reconciled { read: u64, blocked: Result<Vec<Blocked>> },
     Reported { open: Vec<OpenBreaker>, result: Result<()> },
+    Pauses { pauses: Result<Vec<Pause>> },
     Rested,
 }
 
@@ -73,6 +79,8 @@ pub(crate) struct Parts {
     pub(crate) interceptors: Arc<[Arc<dyn Interceptor>]>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 /// What the driver shares with its handle.
@@ -82,6 +90,8 @@ pub(crate) struct Wires {
     pub(crate) wake: Arc<Notify>,
     pub(crate) stop: watch::Receiver<bool>,
     pub(crate) stats: watch::Sender<Stats>,
+    /// Whether this relay keeps house.
+    pub(crate) duty: watch::Sender<bool>,
 }
 
 pub(crate) struct Driver {
@@ -127,6 +137,12 @@ pub(crate) struct Driver {
     pub(crate) reconcile_at: Instant,
     pub(crate) stopping: Option<Stopping>,
     pub(crate) breakers: Breakers,
+    pub(crate) pauses: Pauses,
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) sampled: Sampled,
+    /// What the log will say of events that failed, until that is written.
+    pub(crate) briefs: IntMap<i64, Brief>,
 }
 
 fn rules_of(destination: &Destination) -> DestinationRules {
@@ -146,7 +162,8 @@ pub(crate) struct Stopping {
 
 impl Driver {
     pub(crate) fn new(parts: Parts, total: u16, wires: Wires, once: bool) -> Self {
-        let Parts { store, destinations, routes, interceptors, clock, config } = parts;
+        let Parts { store, destinations, routes, interceptors, clock, config, observer, pulse } =
+            parts;
         let identity = Identity {
             name: config.name.clone(),
             instance: Uuid::now_v7(),
@@ -176,7 +193,7 @@ impl Driver {
         let mut lanes = Lanes::new(rules);
         lanes.stats.shards = total;
         Self {
-            keep_sent: !config.retention.sent.is_zero(),
+            keep_sent: !config.housekeeping.retention.sent.is_zero(),
             lanes,
             source: Source::new(&config, now),
             shards: Shards::new(identity, total, config.margin()),
@@ -210,6 +227,11 @@ impl Driver {
             reconcile_at: now,
             stopping: None,
             breakers: Breakers::default(),
+            pauses: Pauses::new(now),
+            observer,
+            pulse,
+            sampled: Sampled::default(),
+            briefs: IntMap::default(),
         }
     }
 
@@ -249,7 +271,10 @@ impl Driver {
                 Some(events) = self.wires.hot.recv(), if takes_hot => {
                     self.hot(events);
                 }
-                () = self.wires.wake.notified(), if self.stopping.is_none() => self.source.wake(),
+                () = self.wires.wake.notified(), if self.stopping.is_none() => {
+                    self.source.wake();
+                    self.pauses.wake();
+                }
                 changed = self.wires.stop.changed(), if self.stopping.is_none() => {
                     if changed.is_err() || *self.wires.stop.borrow() {
                         self.begin_stop();
@@ -267,7 +292,12 @@ impl Driver {
     /// Asks every stage what it wants to start.
     pub(crate) fn pump(&mut self) {
         let now = self.clock.now();
+        self.pulse.turned(now, self.stands_by());
         self.drop_expired(now);
+        self.look_at_pauses(now);
+        if self.rests() && self.stopping.is_none() {
+            self.stand_down(now);
+        }
         self.probe_at = self.lanes.wake_breakers(now);
         self.settle();
         self.dispatch(now);
@@ -282,6 +312,7 @@ impl Driver {
         self.acquire();
         self.hand_over();
         self.report_breakers(now);
+        self.sample(now);
     }
 
     pub(crate) fn receive(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<()> {
@@ -351,7 +382,8 @@ impl Driver {
                 self.lanes.released(lane, rows, now);
                 self.lanes.read_merged(read);
             }
-            Done::Published { destination, outcomes } => {
+            Done::Published { destination, outcomes, failed } => {
+                self.briefs.extend(failed);
                 if let Some(outlet) = self.outlets.get_mut(usize::from(destination)) {
                     outlet.publishing -= 1;
                 }
@@ -378,6 +410,7 @@ impl Driver {
             }
             Done::Reconciled { read, blocked } => self.reconciled(read, blocked),
             Done::Reported { open, result } => self.reported(open, result, now),
+            Done::Pauses { pauses } => self.paused(pauses, now),
             Done::Rested => self.resting = false,
         }
         Ok(())
@@ -402,8 +435,11 @@ impl Driver {
 
     pub(crate) fn until_timer(&self) -> Duration {
         let now = self.clock.now();
-        let mut until = self.tick_at;
-        if self.stopping.is_none() {
+        let mut until = self.pauses.next_look();
+        if self.ticks() {
+            until = until.min(self.tick_at);
+        }
+        if self.stopping.is_none() && self.reads() {
             until = until.min(self.source.next_poll());
         }
         if let Some(stopping) = &self.stopping {
@@ -431,7 +467,7 @@ impl Driver {
         }
     }
 
-    pub(crate) fn publish_stats(&mut self) {
+    pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.lanes.stats;
         stats.hot_dropped = self.wires.hot_path.dropped.load(Atomic::Relaxed);
         stats.shards_owned = self.shards.len() as u16;
@@ -444,6 +480,15 @@ impl Driver {
             && self.has_read_all()
             && self.lanes.is_idle();
         stats.breakers_open = self.lanes.breakers_open();
+        (stats.hot_queue, stats.cold_queue) = self.lanes.waiting();
+        [stats.delivery_p50_ms, stats.delivery_p95_ms] = self.sampled.quantiles;
+        stats.housekeeper = *self.wires.duty.borrow();
+        stats.paused = self.stands_by();
+        stats
+    }
+
+    pub(crate) fn publish_stats(&mut self) {
+        let stats = self.stats();
         self.wires.stats.send_if_modified(|known| {
             let changed = *known != stats;
             *known = stats;

@@ -69,6 +69,11 @@ impl Driver {
             events.extend(more);
         }
         let room = self.lanes.hot_room(self.config.hot_queue);
+        if self.rests() {
+            // Whoever works here finds them.
+            self.wake_others();
+            return;
+        }
         if self.by_rows() {
             let fits = events.len().min(room);
             self.drop_hot(events.len() - fits);

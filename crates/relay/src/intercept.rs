@@ -40,13 +40,13 @@ pub trait Interceptor: Send + Sync + 'static {
 pub(crate) async fn around(
     transport: &dyn Transport,
     interceptors: &[Arc<dyn Interceptor>],
-    batch: Vec<Envelope>,
+    batch: &[Envelope],
     timeout: Duration,
 ) -> Vec<Outcome> {
     let name = transport.name();
     let mut refused = Vec::with_capacity(batch.len());
     let mut seen = Vec::with_capacity(batch.len());
-    for envelope in &batch {
+    for envelope in batch {
         let (by, refusal) = before(interceptors, name, envelope).await;
         seen.push(by);
         refused.push(refusal);

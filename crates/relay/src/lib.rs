@@ -32,6 +32,8 @@ mod shards;
 
 mod rows;
 
+mod pauses;
+
 pub mod lanes;
 
 mod dispatch;
@@ -43,6 +45,8 @@ mod settle;
 
 mod purge;
 
+mod housekeeping;
+
 mod breakers;
 
 mod stop;
@@ -53,12 +57,26 @@ mod relay;
 
 mod stats;
 
+mod health;
+
+mod log;
+
+mod latency;
+
+#[cfg_attr(not(feature = "metrics"), path = "no_meters.rs")]
+mod meters;
+
+pub mod observe;
+
 pub use self::{
     config::{Config, OnDead, Retention},
     destination::Destination,
+    health::{Health, HealthLimits},
     hot::{Committed, HotPath},
+    housekeeping::Housekeeping,
     intercept::Interceptor,
     lanes::BreakerState,
+    log::LogTenant,
     purge::purge,
     relay::Relay,
     route::{Route, Routes},

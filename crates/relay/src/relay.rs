@@ -8,7 +8,7 @@ use std::sync::{
 use posthaste_core::{
     Error, ErrorKind, Result,
     clock::{Clock, SystemClock},
-    store::{RelayOrdering, Store},
+    store::Store,
     transport::Transport,
 };
 use tokio::{
@@ -17,8 +17,12 @@ use tokio::{
 };
 
 use crate::{
-    Committed, Config, Destination, HotPath, Interceptor, Routes, Stats,
+    Committed, Config, Destination, Health, HotPath, Interceptor, Routes, Stats,
     driver::{Driver, Parts, Wires},
+    health::{Life, Pulse},
+    housekeeping::Housekeeper,
+    meters::Meters,
+    observe::Observer,
     purge, wake,
 };
 
@@ -43,6 +47,8 @@ pub struct Relay {
     /// The driver's end of the hot path until it is started.
     hot_receiver: Mutex<Option<mpsc::Receiver<Vec<Committed>>>>,
     stats: watch::Sender<Stats>,
+    /// Whether it keeps house; said by the driver.
+    duty: watch::Sender<bool>,
     /// Says stop to the driver; set once.
     stop: watch::Sender<bool>,
     state: Mutex<State>,
@@ -92,6 +98,8 @@ impl Relay {
                 )));
             }
         }
+        let names: Vec<String> = destinations.iter().map(|to| to.name().to_owned()).collect();
+        let meters = Meters::new(&config.outbox, &names, config.metric_tenants);
         let (sender, receiver) = mpsc::channel(config.hot_queue);
         let hot =
             HotPath { sender, dropped: Arc::new(AtomicU64::new(0)), wake: Arc::new(Notify::new()) };
@@ -102,11 +110,14 @@ impl Relay {
                 routes,
                 interceptors: Arc::from([]),
                 clock: Arc::new(SystemClock),
+                observer: Arc::new(Observer::new(meters, config.log_tenant)),
+                pulse: Arc::new(Pulse::default()),
                 config,
             },
             hot,
             hot_receiver: Mutex::new(Some(receiver)),
             stats: watch::Sender::new(Stats::default()),
+            duty: watch::Sender::new(false),
             stop: watch::Sender::new(false),
             state: Mutex::new(State::Idle),
         })
@@ -183,14 +194,7 @@ impl Relay {
             Arc::clone(&self.parts.store),
             Arc::clone(&self.hot.wake),
         ))];
-        if let Some(interval) = self.parts.config.purge_interval {
-            helpers.push(tokio::spawn(purge_every(
-                interval,
-                Arc::clone(&self.parts.store),
-                self.parts.config.clone(),
-                self.stats.subscribe(),
-            )));
-        }
+        helpers.extend(self.housekeeper().start());
         tracing::info!(relay = %self.parts.config.name, ordering = %self.parts.config.ordering, "started");
         *state = State::Running { driver: tokio::spawn(driver.run()), helpers };
         Ok(())
@@ -225,6 +229,17 @@ impl Relay {
         }
     }
 
+    /// Whether it lives and gets on, by what it has seen last: asks nobody.
+    pub fn health(&self) -> Health {
+        let life = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Idle => Life::NotStarted,
+            State::Running { driver, .. } if driver.is_finished() => Life::Ended,
+            State::Running { .. } => Life::Running,
+            State::Stopped => Life::Stopped,
+        };
+        self.parts.pulse.health(life, &self.parts.config.health, self.parts.clock.now())
+    }
+
     /// One pass by hand: takes what shards are free, delivers all that is visible and due, settles
     /// it, gives the shards back. Not while the relay is running.
     pub async fn relay_once(&self) -> Result<Stats> {
@@ -242,7 +257,22 @@ impl Relay {
 
     /// One purge by hand. Gives how many events were deleted.
     pub async fn purge_once(&self) -> Result<u64> {
-        purge(&*self.parts.store, self.parts.config.retention, self.parts.config.purge_batch).await
+        let housekeeping = &self.parts.config.housekeeping;
+        purge(&*self.parts.store, housekeeping.retention, housekeeping.batch).await
+    }
+
+    fn housekeeper(&self) -> Housekeeper {
+        let Parts { store, clock, config, observer, pulse, .. } = self.parts.clone();
+        Housekeeper {
+            store,
+            observer,
+            pulse,
+            clock,
+            settings: config.housekeeping,
+            limits: config.health,
+            enabled: config.enabled,
+            duty: self.duty.subscribe(),
+        }
     }
 
     fn driver(
@@ -258,6 +288,7 @@ impl Relay {
             wake: Arc::clone(&self.hot.wake),
             stop,
             stats: self.stats.clone(),
+            duty: self.duty.clone(),
         };
         Driver::new(self.parts.clone(), total, wires, once)
     }
@@ -272,27 +303,6 @@ impl Drop for Relay {
             for helper in helpers {
                 helper.abort();
             }
-        }
-    }
-}
-
-/// Purges on a schedule, in the relay that holds shards (or claims rows).
-async fn purge_every(
-    interval: std::time::Duration,
-    store: Arc<dyn Store>,
-    config: Config,
-    stats: watch::Receiver<Stats>,
-) {
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        let stands_by = config.ordering != RelayOrdering::None && stats.borrow().shards_owned == 0;
-        if stands_by {
-            continue;
-        }
-        if let Err(error) = purge(&*store, config.retention, config.purge_batch).await {
-            tracing::error!(%error, "purge failed; trying again at the next turn");
         }
     }
 }

@@ -19,6 +19,7 @@ use posthaste_core::{
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
     lanes::Unsettled,
+    log::field,
     shards::Shards,
 };
 
@@ -87,29 +88,6 @@ impl Batch {
         })
     }
 
-    /// Says what failed, once it is written: every death, and retries in one line a batch.
-    fn log_failures(&self, refused: &BTreeSet<i64>) {
-        let mut retries = 0_usize;
-        let mut first = None;
-        let written = self.parts.iter().flat_map(|(_, part)| part);
-        for settlement in written.filter(|settlement| !refused.contains(&settlement.sequence)) {
-            let Settlement { sequence, attempts, verdict, .. } = settlement;
-            match verdict {
-                Verdict::Dead { error, destination, .. } => {
-                    tracing::warn!(sequence, attempts, %destination, %error, "dead: given up on");
-                }
-                Verdict::Retry { error, destination, .. } => {
-                    retries += 1;
-                    first.get_or_insert((destination, error));
-                }
-                _ => {}
-            }
-        }
-        if let Some((destination, error)) = first {
-            tracing::info!(events = retries, %destination, %error, "not delivered; trying again");
-        }
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
@@ -151,7 +129,7 @@ impl Driver {
                     );
                 }
                 let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
-                batch.log_failures(&refused);
+                self.log_failures(&batch, &refused);
                 self.lanes.refused(report.refused);
                 let now = self.clock.now();
                 self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)), now);
@@ -168,6 +146,46 @@ impl Driver {
                 self.unwritten = Some(batch);
                 self.rest();
             }
+        }
+    }
+
+    /// Says what failed, once it is written: every death, and retries in one line a batch.
+    fn log_failures(&mut self, batch: &Batch, refused: &BTreeSet<i64>) {
+        let mut retries = 0_usize;
+        let mut first = None;
+        for settlement in batch.parts.iter().flat_map(|(_, part)| part) {
+            let Settlement { sequence, attempts, verdict, .. } = settlement;
+            // Most batches have nothing but successes.
+            let brief =
+                if self.briefs.is_empty() { None } else { self.briefs.remove(sequence) };
+            if refused.contains(sequence) {
+                continue;
+            }
+            match verdict {
+                Verdict::Dead { error, destination, .. } => {
+                    let topic = brief.as_ref().map(|brief| &brief.topic);
+                    self.observer.meters.dead(topic.map_or("", String::as_str));
+                    tracing::error!(
+                        sequence,
+                        event.id = field(brief.as_ref().map(|brief| &brief.id)),
+                        topic = field(topic),
+                        aggregate_type = field(brief.as_ref().map(|brief| &brief.aggregate_type)),
+                        attempts,
+                        tenant = field(brief.as_ref().and_then(|brief| brief.tenant.as_ref())),
+                        %destination,
+                        %error,
+                        "dead: given up on"
+                    );
+                }
+                Verdict::Retry { error, destination, .. } => {
+                    retries += 1;
+                    first.get_or_insert((destination, error));
+                }
+                _ => {}
+            }
+        }
+        if let Some((destination, error)) = first {
+            tracing::info!(events = retries, %destination, %error, "not delivered; trying again");
         }
     }
 

@@ -211,6 +211,11 @@ impl Shards {
             .collect()
     }
 
+    /// There is a shard whose events are read.
+    pub(crate) fn reads(&self) -> bool {
+        self.held.values().any(|mine| mine.handing_over.is_none())
+    }
+
     /// The reader has seen everything that was visible.
     pub(crate) fn caught_up(&mut self) {
         for mine in self.held.values_mut() {

@@ -375,9 +375,14 @@ impl Source {
 }
 
 impl Driver {
+    /// Whether there is something to read from, and nothing in the way of it.
+    pub(crate) fn reads(&self) -> bool {
+        let waits = self.acquiring || !self.wanted.is_empty() || !self.shards.reads();
+        !self.rests() && (self.by_rows() || !waits)
+    }
+
     pub(crate) fn read(&mut self, now: Instant) {
-        let waits = self.acquiring || !self.wanted.is_empty() || self.shards.reading().is_empty();
-        if !self.by_rows() && waits {
+        if !self.reads() {
             return;
         }
         let room = self.room();

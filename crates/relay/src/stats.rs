@@ -1,7 +1,7 @@
 //! What a relay has done and how it stands, for status, tests and metrics.
 
 /// Counters since the start, and gauges of the present.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
     /// Events that their destination acknowledged.
     pub delivered: u64,
@@ -9,6 +9,8 @@ pub struct Stats {
     pub retried: u64,
     /// Events given up on.
     pub dead: u64,
+    /// Answers that the destination takes nothing for now.
+    pub unavailable: u64,
     /// Outcomes that were refused because the lease was lost.
     pub stale_settles: u64,
     /// Events that came over the hot path.
@@ -35,6 +37,19 @@ pub struct Stats {
     pub shards: u16,
     /// Events in memory now.
     pub in_memory: usize,
+    /// Those of them that came over the hot path and wait for their turn.
+    pub hot_queue: usize,
+    /// Those that came from polls and wait for their turn.
+    pub cold_queue: usize,
+    /// Half of the deliveries of the last seconds took less, in milliseconds from insert to
+    /// acknowledgement; `None` when there were none.
+    pub delivery_p50_ms: Option<f64>,
+    /// 95 of 100 took less.
+    pub delivery_p95_ms: Option<f64>,
+    /// This relay keeps house for the outbox.
+    pub housekeeper: bool,
+    /// It is switched off, or an operator has paused it, alone or with the whole outbox.
+    pub paused: bool,
     /// Everything that was visible has been read and nothing is under way.
     pub idle: bool,
 }

@@ -11,16 +11,11 @@ impl Driver {
     /// Claims end; what is in flight may end; what waits is forgotten or given back.
     pub(crate) fn begin_stop(&mut self) {
         self.wanted.clear();
-        self.lanes.decide_all(self.clock.now());
-        self.fall_behind();
+        self.let_go(self.clock.now());
         let mark = self.mark();
         self.stopping = Some(Stopping { until: self.clock.now() + self.config.drain, mark });
-        if self.by_rows() {
-            self.lanes.give_back();
-        } else {
-            for held in self.shards.held() {
-                self.lanes.close_shard(held.shard);
-            }
+        for held in self.shards.held() {
+            self.lanes.close_shard(held.shard);
         }
     }
 
@@ -36,6 +31,15 @@ impl Driver {
                     // A heartbeat that arrives after the farewell would keep us alive for a lease.
                     && !self.ticking;
                 drained || self.clock.now() >= stopping.until
+            }
+            None if self.once && self.stands_by() => {
+                self.pauses.known()
+                    && self.lanes.in_flight() == 0
+                    && self.lanes.unsettled() == 0
+                    && !self.settling
+                    && !self.acquiring
+                    && !self.handing_over
+                    && self.shards.is_empty()
             }
             None if self.once => {
                 let stats = *self.wires.stats.borrow();
@@ -69,6 +73,9 @@ impl Driver {
             Ok(Err(error)) => tracing::warn!(%error, "leases were not released; they expire"),
             Err(_) => tracing::warn!("leases were not released in time; they expire"),
         }
+        self.wires.duty.send_replace(false);
+        self.tell();
+        self.observer.meters.relays_alive(0);
         self.publish_stats();
         *self.wires.stats.borrow()
     }

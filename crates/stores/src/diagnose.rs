@@ -6,6 +6,7 @@ use posthaste_core::{
 };
 
 /// A table and what an account must be allowed to do with it.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) type Need = (&'static str, &'static [&'static str]);
 
 /// What a relay does, housekeeping with it.

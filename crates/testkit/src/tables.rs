@@ -34,6 +34,15 @@ where
     Ok(())
 }
 
+/// Runs plain SQL, any number of statements, as an operator at a prompt would.
+pub async fn run<DB: Database>(pool: &Pool<DB>, sql: String) -> Result<(), sqlx::Error>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    let mut connection = pool.acquire().await?;
+    query::<DB>(&mut connection, sql).await.map(drop)
+}
+
 /// Runs plain SQL, any number of statements, and gives how many rows came back.
 pub(crate) fn query<DB: Database>(
     connection: &mut DB::Connection,

@@ -14,7 +14,7 @@ pub mod url;
 mod connection;
 
 #[cfg(feature = "tls")]
-mod tls;
+pub mod tls;
 
 #[cfg(any(feature = "nats", feature = "redis"))]
 mod turns;

@@ -11,7 +11,7 @@ use rustls::{
 
 /// Trusts the certificates in this file alone or, without one, those of the system. A system that has
 /// none, as small containers, trusts the web's.
-pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+pub fn client_config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = ca_file {
         for certificate in certificates(path)? {

@@ -6,7 +6,11 @@ use posthaste_operate::{Action, Bulk, BulkReport};
 use serde::{Deserialize, Serialize};
 
 use super::{ServedOutbox, events::FilterFields};
-use crate::{auth::Caller, extract::JsonOf, problem::Answer};
+use crate::{
+    auth::Caller,
+    extract::{JsonOf, Object},
+    problem::Answer,
+};
 
 /// Most events that one call changes.
 const MOST: usize = 10_000;
@@ -19,7 +23,7 @@ const LONGEST_S: usize = 60;
 #[serde(deny_unknown_fields)]
 pub(super) struct BulkRequest {
     action: String,
-    filter: FilterFields,
+    filter: Object<FilterFields>,
     dry_run: bool,
     rate: Option<u32>,
     limit: Option<usize>,
@@ -49,7 +53,7 @@ impl BulkRequest {
         let patience = self.rate.map_or(MOST, |rate| (rate as usize).saturating_mul(LONGEST_S));
         let bulk = Bulk {
             action,
-            filter: self.filter.read()?,
+            filter: self.filter.0.read()?,
             rate: self.rate,
             limit: limit.min(patience),
         };

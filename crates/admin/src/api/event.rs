@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use axum::Json;
+use axum::{Json, http::StatusCode};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use posthaste_core::{
     Event,
     store::{Attempt, EventRecord},
 };
+use posthaste_operate::doctor::{Explanation, explain};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Changed, Nothing, ServedOutbox, events::EventLine};
 use crate::{
+    AdminOutbox,
     auth::{Caller, must_operate},
     extract::{JsonOf, PathOf},
     problem::{Answer, Problem},
@@ -40,6 +42,7 @@ async fn find(served: &ServedOutbox, path: &EventPath) -> Answer<EventRecord> {
 pub(super) struct EventAnswer {
     event: EventDetail,
     attempts: Vec<AttemptLine>,
+    explanation: Explanation,
 }
 
 #[derive(Serialize)]
@@ -73,8 +76,15 @@ pub(super) async fn show(
     served: ServedOutbox,
     PathOf(path): PathOf<EventPath>,
 ) -> Answer<Json<EventAnswer>> {
-    let record = find(&served, &path).await?;
-    let attempts = served.outbox.store.attempts(record.sequence).await?;
+    let id = path.id()?;
+    let AdminOutbox { store, destinations, .. } = &*served.outbox;
+    let record = store.event(id).await?;
+    let explanation = explain(&**store, id, destinations).await?;
+    let Some(record) = record else {
+        // The doctor knows more than that it is not there: whose transaction may still hold it.
+        return Err(Problem::new(StatusCode::NOT_FOUND, explanation.sentence));
+    };
+    let attempts = store.attempts(record.sequence).await?;
     let event = record.content.as_ref().ok().map(|envelope| &envelope.event);
     let owned = |text: Option<&str>| text.map(str::to_owned);
     Ok(Json(EventAnswer {
@@ -88,6 +98,7 @@ pub(super) async fn show(
             ordering_key: event.and_then(Event::ordering_key),
         },
         attempts: attempts.into_iter().map(AttemptLine::from).collect(),
+        explanation,
     }))
 }
 

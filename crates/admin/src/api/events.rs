@@ -128,9 +128,9 @@ impl EventLine {
             sent_at: record.sent_at,
             dead_at: record.dead_at,
             last_error: record.last_error.clone(),
-            destination: None,
+            destination: record.destination.clone(),
             locked_by: record.locked_by.clone(),
-            payload_bytes: event.map_or(0, |event| event.payload().len() as u64),
+            payload_bytes: record.payload_bytes,
             undecodable: record.content.as_ref().err().cloned(),
         }
     }

@@ -12,6 +12,8 @@ mod bulk;
 
 mod relays;
 
+mod doctor;
+
 mod pauses;
 
 mod audit;
@@ -25,6 +27,7 @@ use axum::{
     extract::{FromRequestParts, RawPathParams},
     handler::Handler,
     http::{Method, header, request::Parts},
+    middleware::from_fn,
     response::IntoResponse,
     routing::{MethodFilter, MethodRouter, on},
 };
@@ -34,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AdminOutbox,
     auth::Caller,
+    guard::only_json,
     problem::{Answer, Problem, no_such_method, no_such_path},
     series::Series,
 };
@@ -81,7 +85,7 @@ struct Changed {
 }
 
 struct Route {
-    #[cfg_attr(not(test), allow(dead_code, reason = "the test of openapi.json compares them"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "compared with openapi.json by the test"))]
     method: Method,
     path: &'static str,
     handler: MethodRouter<Served>,
@@ -93,7 +97,8 @@ fn routes() -> Vec<Route> {
         Route { method: Method::GET, path, handler: on(MethodFilter::GET, handler) }
     }
     fn post<H: Handler<T, Served>, T: 'static>(path: &'static str, handler: H) -> Route {
-        Route { method: Method::POST, path, handler: on(MethodFilter::POST, handler) }
+        let handler = on(MethodFilter::POST, handler).route_layer(from_fn(only_json));
+        Route { method: Method::POST, path, handler }
     }
     fn delete<H: Handler<T, Served>, T: 'static>(path: &'static str, handler: H) -> Route {
         Route { method: Method::DELETE, path, handler: on(MethodFilter::DELETE, handler) }
@@ -114,6 +119,7 @@ fn routes() -> Vec<Route> {
         get("/outboxes/{outbox}/shards", relays::shards),
         get("/outboxes/{outbox}/destinations", relays::destinations),
         get("/outboxes/{outbox}/tenants", overview::tenants),
+        get("/outboxes/{outbox}/doctor", doctor::doctor),
         get("/outboxes/{outbox}/pauses", pauses::list),
         post("/outboxes/{outbox}/pauses", pauses::pause),
         delete("/outboxes/{outbox}/pauses/{kind}/{name}", pauses::resume),
@@ -141,4 +147,28 @@ const OPENAPI: &str = include_str!("../../openapi.json");
 
 async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_route_is_described_and_nothing_else_is() {
+        let described: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let described: BTreeSet<String> = described["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, methods)| {
+                let methods = methods.as_object().unwrap().keys();
+                methods.map(move |method| format!("{} {path}", method.to_uppercase()))
+            })
+            .collect();
+        let served: BTreeSet<String> =
+            routes().iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+        assert_eq!(served, described);
+    }
 }

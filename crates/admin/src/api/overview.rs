@@ -1,14 +1,11 @@
 //! How outboxes stand.
 
 use axum::{Json, extract::State};
-use posthaste_core::store::{Counts, TenantBacklog, TenantCounts};
+use posthaste_core::store::{Counts, TenantCounts};
+use posthaste_operate::Overview;
 use serde::Serialize;
 
-use super::{
-    Served, ServedOutbox,
-    pauses::PauseLine,
-    relays::{RelayLine, relay_lines},
-};
+use super::{Served, ServedOutbox};
 use crate::problem::Answer;
 
 #[derive(Serialize)]
@@ -35,42 +32,8 @@ pub(super) async fn outboxes(State(served): State<Served>) -> Json<Outboxes> {
     Json(Outboxes { outboxes })
 }
 
-#[derive(Serialize)]
-pub(super) struct Overview {
-    outbox: String,
-    database: &'static str,
-    counts: Counts,
-    oldest_pending_s: Option<f64>,
-    backlog_by_tenant: Vec<TenantBacklog>,
-    backlog_estimated: bool,
-    relays: Vec<RelayLine>,
-    shards: Shards,
-    pauses: Vec<PauseLine>,
-}
-
-#[derive(Serialize)]
-struct Shards {
-    total: usize,
-    held: usize,
-    free: usize,
-}
-
 pub(super) async fn overview(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Overview>> {
-    let store = &*outbox.store;
-    let shards = store.shards().await?;
-    let held = shards.iter().filter(|shard| shard.locked_by.is_some()).count();
-    let tenants = store.counts_by_tenant(Counts::CAP).await?;
-    Ok(Json(Overview {
-        outbox: outbox.name.clone(),
-        database: store.database(),
-        counts: store.counts(Counts::CAP).await?,
-        oldest_pending_s: store.oldest_pending().await?.map(|age| age.as_secs_f64()),
-        backlog_by_tenant: tenants.tenants,
-        backlog_estimated: tenants.estimated,
-        relays: relay_lines(store.relays().await?, &shards),
-        shards: Shards { total: shards.len(), held, free: shards.len() - held },
-        pauses: store.pauses().await?.into_iter().map(PauseLine::from).collect(),
-    }))
+    Ok(Json(Overview::read(&*outbox.store, &outbox.name).await?))
 }
 
 pub(super) async fn tenants(

@@ -1,20 +1,15 @@
 //! What stands still because somebody said so.
 
 use axum::Json;
-use jiff::Timestamp;
-use posthaste_core::{
-    Error, Key, Result,
-    key::derived_key,
-    limits,
-    store::{Pausable, Pause},
-};
+use posthaste_core::{Error, Key, Result, key::derived_key, limits, store::Pausable};
+use posthaste_operate::PauseLine;
 use serde::{Deserialize, Serialize};
 
 use super::{Changed, ServedOutbox};
 use crate::{
     auth::Caller,
-    extract::{JsonOf, PathOf, text},
-    problem::Answer,
+    extract::{JsonOf, Object, PathOf, text},
+    problem::{Answer, Problem},
 };
 
 /// Longest name of a relay or a destination.
@@ -22,21 +17,6 @@ const NAME: usize = 100;
 
 /// Longest note.
 const NOTE: usize = 1_000;
-
-#[derive(Serialize)]
-pub(super) struct PauseLine {
-    kind: &'static str,
-    name: String,
-    note: Option<String>,
-    by: String,
-    since: Timestamp,
-}
-
-impl From<Pause> for PauseLine {
-    fn from(Pause { what, note, by, since }: Pause) -> Self {
-        Self { kind: what.kind(), name: what.name(), note, by, since }
-    }
-}
 
 #[derive(Serialize)]
 pub(super) struct Pauses {
@@ -53,7 +33,7 @@ pub(super) async fn list(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Js
 pub(super) struct PauseRequest {
     kind: String,
     name: Option<String>,
-    key: Option<KeyOf>,
+    key: Option<Object<KeyOf>>,
     note: Option<String>,
 }
 
@@ -95,7 +75,7 @@ impl PauseRequest {
             text("note", note, NOTE)?;
         }
         match (kind.as_str(), key) {
-            ("key", Some(key)) if name.is_none() => {
+            ("key", Some(Object(key))) if name.is_none() => {
                 key.check()?;
                 let words = key.words();
                 let note = note.map_or(words.clone(), |note| format!("{words}: {note}"));
@@ -139,6 +119,7 @@ pub(super) async fn resume(
     PathOf(PausePath { kind, name }): PathOf<PausePath>,
 ) -> Answer<Json<Changed>> {
     let name = if kind == "outbox" && name == "-" { None } else { Some(name.as_str()) };
-    let changed = served.operator(caller).resume(&pausable(&kind, name)?).await?;
+    let what = pausable(&kind, name).map_err(|_| Problem::not_found("anything so called"))?;
+    let changed = served.operator(caller).resume(&what).await?;
     Ok(Json(Changed { changed: u64::from(changed) }))
 }

@@ -4,40 +4,12 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use jiff::Timestamp;
-use posthaste_core::store::{OpenBreaker, Pausable, RelayRecord, ShardRecord};
+use posthaste_core::store::{OpenBreaker, Pausable, ShardRecord};
+use posthaste_operate::RelayLine;
 use serde::Serialize;
 
 use super::ServedOutbox;
 use crate::problem::Answer;
-
-#[derive(Serialize)]
-pub(super) struct RelayLine {
-    name: String,
-    owner: String,
-    alive: bool,
-    ordering: String,
-    version: String,
-    shards: usize,
-    heartbeat_age_s: f64,
-    started_at: Timestamp,
-    breakers: Vec<OpenBreaker>,
-}
-
-pub(super) fn relay_lines(relays: Vec<RelayRecord>, shards: &[ShardRecord]) -> Vec<RelayLine> {
-    let now = Timestamp::now();
-    let line = |relay: RelayRecord| RelayLine {
-        shards: shards.iter().filter(|s| s.locked_by.as_ref() == Some(&relay.owner)).count(),
-        heartbeat_age_s: now.duration_since(relay.heartbeat_at).as_secs_f64().max(0.0),
-        name: relay.name,
-        owner: relay.owner,
-        alive: relay.alive,
-        ordering: relay.ordering,
-        version: relay.version,
-        started_at: relay.started_at,
-        breakers: relay.breakers,
-    };
-    relays.into_iter().map(line).collect()
-}
 
 #[derive(Serialize)]
 pub(super) struct Relays {
@@ -45,8 +17,10 @@ pub(super) struct Relays {
 }
 
 pub(super) async fn relays(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Relays>> {
-    let shards = outbox.store.shards().await?;
-    Ok(Json(Relays { relays: relay_lines(outbox.store.relays().await?, &shards) }))
+    let store = &*outbox.store;
+    let (now, shards) = (store.now().await?, store.shards().await?);
+    let line = |relay| RelayLine::new(relay, &shards, now);
+    Ok(Json(Relays { relays: store.relays().await?.into_iter().map(line).collect() }))
 }
 
 #[derive(Serialize)]

@@ -31,9 +31,7 @@ pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
     origin::Origin,
     reader::{Flag, Shown},
-    serving::{
-        AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings, TenantField,
-    },
+    serving::{AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings},
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
 };
 use self::{
@@ -77,13 +75,22 @@ impl Settings {
     fn read(mut reader: Reader) -> Self {
         let reader = &mut reader;
         reader.destination_from_environment();
-        let outboxes = settings::outboxes(reader);
+        let mut outboxes = settings::outboxes(reader);
         let destinations = settings::destinations(reader);
         let routes = settings::routes(reader);
         let log = serving::log(reader);
         let metrics = serving::metrics(reader);
         let health = serving::health(reader);
         let admin = serving::admin(reader);
+        for outbox in &mut outboxes {
+            let relay = &mut outbox.relay;
+            relay.outbox.clone_from(&outbox.name);
+            relay.log_tenant = log.tenant;
+            relay.metric_tenants = metrics.tenants;
+            relay.housekeeping.refresh = metrics.enabled.then_some(metrics.refresh);
+            relay.housekeeping.health = Some(health.interval);
+            relay.health.max_age = health.max_age;
+        }
         reader.refuse_unknown();
         let shown = std::mem::take(&mut reader.shown);
         let problems = std::mem::take(&mut reader.problems);

@@ -1,11 +1,11 @@
 //! Every key of the configuration, and what becomes of it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use posthaste::{
     Secret, TableName,
     backoff::Backoff,
-    relay::{Config, OnDead, Retention},
+    relay::{Config, Housekeeping, OnDead, Retention},
 };
 
 use super::{
@@ -137,8 +137,8 @@ fn refuse_name(reader: &mut Reader, table: &str, name: &str) {
 
 fn relay_config(mut relay: Section<'_>) -> Config {
     let default = Config::default();
-    let _enabled = relay.yes_or_no("enabled", true);
     let config = Config {
+        enabled: relay.yes_or_no("enabled", default.enabled),
         name: relay.text("name").unwrap_or(default.name),
         ordering: relay.parsed("ordering", default.ordering),
         on_dead: relay.choice("on_dead", &[("skip", OnDead::Skip), ("park", OnDead::Park)]),
@@ -173,27 +173,28 @@ fn backoff(mut backoff: Section<'_>) -> Backoff {
 
 /// Housekeeping of settled events.
 fn cleaned(mut cleaner: Section<'_>, relay: Config) -> (Config, Retention) {
+    let default = Housekeeping::default();
     let enabled = cleaner.yes_or_no("enabled", true);
-    let interval = cleaner.duration("interval", Duration::from_hours(1));
+    let interval = cleaner.duration("interval", default.purge_interval.unwrap_or_default());
     let retention = Retention {
-        sent: cleaner.duration("retention", Retention::default().sent),
+        sent: cleaner.duration("retention", default.retention.sent),
         dead: cleaner.maybe_duration("dead_retention"),
     };
-    let _inbox = cleaner.duration("inbox_retention", Duration::from_hours(7 * 24));
-    let batch = cleaner.number("batch", relay.purge_batch);
-    let config = Config {
-        retention,
+    let housekeeping = Housekeeping {
         purge_interval: enabled.then_some(interval),
-        purge_batch: batch,
-        ..relay
+        batch: cleaner.number("batch", default.batch),
+        retention,
+        inbox_retention: cleaner.duration("inbox_retention", default.inbox_retention),
+        ..default
     };
-    for (name, value) in [("interval", interval.as_millis()), ("batch", batch as u128)] {
+    for (name, value) in [("interval", interval.as_millis()), ("batch", housekeeping.batch as u128)]
+    {
         if value == 0 {
             let key = cleaner.key(name);
             cleaner.problem(name, format!("{key} is 0; it must be at least 1"));
         }
     }
-    (config, retention)
+    (Config { housekeeping, ..relay }, retention)
 }
 
 pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {

@@ -131,7 +131,9 @@ pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {
     for outbox in &settings.outboxes {
         let built = async {
             let (destinations, routes) = routing(settings, outbox, &destinations)?;
-            let store = stores::connect("sqlite:file:posthaste_check?mode=memory", &Options::default()).await?;
+            let store =
+                stores::connect("sqlite:file:posthaste_check?mode=memory", &Options::default())
+                    .await?;
             Relay::routed(store, destinations, routes, outbox.relay.clone()).map(drop)
         };
         if let Err(error) = built.await {

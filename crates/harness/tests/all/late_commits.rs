@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use posthaste::{
     Dialect, Status,
-    relay::{Config, Relay},
+    relay::{Config, Housekeeping, Relay},
     transports::memory::MemoryTransport,
 };
 use posthaste_harness::{
@@ -79,7 +79,7 @@ async fn behind_the_cursor<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
     let config = Config {
         busy_interval: never,
         idle_interval: never,
-        purge_interval: None,
+        housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
         ..Config::default()
     };
     let store = DB::store(pool.clone(), on.tables.clone());
@@ -126,7 +126,7 @@ async fn at_the_moment_of_a_stop<DB: Dialect>(on: &Fixture, pool: &Pool<DB>) {
         let config = Config {
             busy_interval: often,
             idle_interval: often,
-            purge_interval: None,
+            housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
             ..Config::default()
         };
         let store = DB::store(pool.clone(), on.tables.clone());

@@ -11,7 +11,7 @@ use std::{
 use posthaste::{
     Dialect, Enqueued, Event, Outbox, TableName,
     backoff::Backoff,
-    relay::{Config, Relay, Stats},
+    relay::{Config, Housekeeping, Relay, Stats},
     store::{EventRecord, Store},
     stores::Tables,
     transport::Transport,
@@ -200,7 +200,7 @@ pub fn quick() -> Config {
         busy_interval: Duration::from_millis(10),
         idle_interval: Duration::from_millis(100),
         backoff: Backoff::Fixed(Duration::from_millis(5)),
-        purge_interval: None,
+        housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
         ..Config::default()
     }
 }

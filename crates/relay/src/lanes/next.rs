@@ -54,7 +54,7 @@ impl Lanes {
                 && together
                 && batch.len() > before
             {
-                self.take_followers(id, max, reserved, &mut batch);
+                self.take_followers(id, destination, max, reserved, &mut batch);
             }
         }
         self.start_careful();
@@ -78,15 +78,27 @@ impl Lanes {
     }
 
     /// What follows in the lane flies together with its head, where the destination takes it so.
-    fn take_followers(&mut self, id: LaneId, max: usize, reserved: i64, batch: &mut Vec<Envelope>) {
+    fn take_followers(
+        &mut self,
+        id: LaneId,
+        destination: u16,
+        max: usize,
+        reserved: i64,
+        batch: &mut Vec<Envelope>,
+    ) {
         while batch.len() < max
             && let Some(lane) = self.lanes.get_mut(&id)
             && let Some(Pending { sequence, content: Ok(_), wait, .. }) = lane.queue.front()
             && *sequence <= reserved
             && *wait != Some(Wait::Suspect)
         {
+            // Under `global` the next one can be another destination's, or of a paused key.
+            let follows = self.known.get(sequence).is_some_and(|entry| {
+                entry.destination == destination
+                    && entry.key.is_none_or(|key| !self.paused_keys.contains_key(&key))
+            });
             let suspect = self.shards.get(&lane.shard).and_then(|shard| shard.suspect_to);
-            if suspect.is_some_and(|to| *sequence <= to) {
+            if !follows || suspect.is_some_and(|to| *sequence <= to) {
                 return;
             }
             let Some(Pending { sequence, content: Ok(envelope), .. }) = lane.queue.pop_front()
@@ -95,7 +107,7 @@ impl Lanes {
             };
             lane.in_flight += 1;
             let hot = self.known.get(&sequence).is_some_and(|entry| entry.hot);
-            self.at(id.destination).count_waiting(hot, -1);
+            self.at(destination).count_waiting(hot, -1);
             self.start(sequence);
             batch.push(*envelope);
         }

@@ -30,6 +30,12 @@ impl Lanes {
         of.iter().map(|d| limit.saturating_sub(d.waiting_cold)).max().unwrap_or(0)
     }
 
+    /// How many events wait for their turn: from the hot path, and from polls.
+    pub fn waiting(&self) -> (usize, usize) {
+        let all = self.destinations.iter();
+        all.fold((0, 0), |(hot, cold), of| (hot + of.waiting_hot, cold + of.waiting_cold))
+    }
+
     /// Whether this event is in hand and not yet settled.
     pub fn in_hand(&self, sequence: i64) -> bool {
         self.known

@@ -49,6 +49,7 @@ impl Lanes {
         let of = &mut self.destinations[usize::from(destination)];
         of.in_flight -= 1;
         self.careful.done(sequence);
+        self.stats.unavailable += u64::from(matches!(outcome, Outcome::Unavailable { .. }));
         match outcome {
             Outcome::Delivered => {
                 self.stats.delivered += 1;

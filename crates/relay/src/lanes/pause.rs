@@ -12,7 +12,7 @@
 //! everything waits behind the first event that is paused.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, btree_map::Entry as MapEntry},
     time::{Duration, Instant},
 };
 
@@ -60,8 +60,8 @@ impl Lanes {
             }
         }
         for &key in keys {
-            if !self.paused_keys.contains_key(&key) {
-                self.paused_keys.insert(key, now);
+            if let MapEntry::Vacant(new) = self.paused_keys.entry(key) {
+                new.insert(now);
                 self.pause_key(key, now);
             }
         }
@@ -137,7 +137,7 @@ impl Lanes {
         if self.rules.global {
             return;
         }
-        let suspects = self.waiting(|entry| entry.key == Some(key), State::Suspect);
+        let suspects = self.events_in(|entry| entry.key == Some(key), State::Suspect);
         for sequence in suspects {
             self.careful.forget(|other| other != sequence);
             self.pause_suspect(sequence, now);
@@ -180,7 +180,7 @@ impl Lanes {
     /// Events of this key that wait alone, without a lane, are written back.
     fn put_singles_back(&mut self, key: Key, now: Instant) {
         let of_key = |entry: &Entry| entry.key == Some(key) && entry.lane.is_none();
-        let singles = self.waiting(of_key, State::Waiting);
+        let singles = self.events_in(of_key, State::Waiting);
         if singles.is_empty() {
             return;
         }
@@ -202,7 +202,7 @@ impl Lanes {
     }
 
     /// Events in this state, in order.
-    fn waiting(&self, which: impl Fn(&Entry) -> bool, state: State) -> Vec<i64> {
+    fn events_in(&self, which: impl Fn(&Entry) -> bool, state: State) -> Vec<i64> {
         let found = self.known.iter().filter(|(_, entry)| entry.state == state && which(entry));
         let mut found: Vec<i64> = found.map(|(sequence, _)| *sequence).collect();
         found.sort_unstable();

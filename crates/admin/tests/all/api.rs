@@ -1,0 +1,408 @@
+//! Every route that looks or changes, beside a relay that runs.
+
+use posthaste::Event;
+use serde_json::{Value, json};
+
+use crate::{
+    on_both,
+    support::{SECRET, Served, TestDatabase, event, until},
+};
+
+on_both!(
+    an_outbox_shows_how_it_stands,
+    an_event_is_shown_with_its_history_and_without_its_payload,
+    a_payload_is_shown_as_it_was_written,
+    pages_follow_each_other_without_gap_or_repeat,
+    a_dead_event_is_replayed_and_delivered,
+    an_event_is_discarded_once,
+    many_events_are_changed_by_a_filter_after_a_trial,
+    what_is_paused_is_listed_until_it_is_resumed,
+    a_purge_deletes_what_was_sent,
+    a_poll_wakes_the_relay,
+    the_last_minutes_are_sampled,
+    every_change_is_audited_page_by_page,
+);
+
+async fn an_outbox_shows_how_it_stands<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    served.fates().await;
+    let get = async |path: &str| served.server.get(path).await.json();
+
+    assert_eq!(get("/whoami").await, json!({ "name": "local", "role": "operator" }));
+    let shards = served.store.check().await.unwrap();
+    let database = served.store.database();
+    let line = json!({ "name": "shop", "database": database, "shards": shards });
+    assert_eq!(get("/outboxes").await, json!({ "outboxes": [line] }));
+
+    let overview = get("/outboxes/shop/overview").await;
+    let counts = json!({ "new": 0, "sending": 0, "retry": 1, "dead": 1, "estimated": false });
+    assert_eq!(overview["counts"], counts);
+    assert_eq!(overview["outbox"], "shop");
+    assert_eq!(overview["backlog_by_tenant"], json!([{ "tenant": "acme", "events": 1 }]));
+    assert_eq!(overview["shards"], json!({ "total": shards, "held": shards, "free": 0 }));
+    assert_eq!(overview["relays"][0]["name"], "one");
+    assert_eq!(overview["relays"][0]["alive"], true);
+    assert_eq!(overview["relays"][0]["shards"], shards);
+
+    let relays = get("/outboxes/shop/relays").await;
+    let owner = &relays["relays"][0]["owner"];
+    let held = get("/outboxes/shop/shards").await;
+    assert_eq!(held["shards"].as_array().unwrap().len(), usize::from(shards));
+    assert_eq!(&held["shards"][0]["locked_by"], owner);
+    assert_eq!(held["shards"][0]["relay"], "one");
+    assert_eq!(
+        get("/outboxes/shop/destinations").await,
+        json!({ "destinations": [{ "name": "memory", "paused": false, "breakers": [] }] })
+    );
+    assert_eq!(
+        get("/outboxes/shop/tenants").await,
+        json!({ "tenants": [{ "tenant": "acme", "events": 1 }], "estimated": false })
+    );
+    let findings = get("/outboxes/shop/doctor").await;
+    assert!(findings["findings"].as_array().unwrap().iter().any(|one| one["check"] == "schema"));
+    assert_eq!(get("/openapi.json").await["openapi"], "3.1.0");
+    served.end().await;
+}
+
+async fn an_event_is_shown_with_its_history_and_without_its_payload<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [sent, dead, failed] = served.fates().await;
+
+    let reply = served.server.get(&format!("/outboxes/shop/events/{dead}")).await;
+    let shown = reply.json();
+    assert!(!reply.body.contains(SECRET), "{}", reply.body);
+    for (field, value) in [
+        ("id", json!(dead)),
+        ("status", json!("dead")),
+        ("type", json!("Poison")),
+        ("aggregate_type", json!("Order")),
+        ("aggregate_id", json!("Poison")),
+        ("tenant", json!("acme")),
+        ("topic", json!("Order")),
+        ("headers", json!({ "source": "test" })),
+        ("content_type", json!("application/json")),
+        ("destination", json!("memory")),
+        ("last_error", json!("no such order")),
+        ("payload_bytes", json!(json!({ "card": SECRET }).to_string().len())),
+        ("ordering_key", json!("4:acme5:Order6:Poison")),
+        ("undecodable", Value::Null),
+    ] {
+        assert_eq!(shown["event"][field], value, "{field}");
+    }
+    assert!(shown["attempts"][0]["relay"].as_str().unwrap().starts_with("one/"));
+    assert_eq!(shown["attempts"][0]["error"], "no such order");
+    assert_eq!(shown["explanation"]["cause"], "dead");
+
+    let shown = served.server.get(&format!("/outboxes/shop/events/{failed}")).await.json();
+    assert_eq!(shown["event"]["wait"], "retry");
+    assert_eq!(shown["explanation"]["cause"], "retry");
+    let shown = served.server.get(&format!("/outboxes/shop/events/{sent}")).await.json();
+    assert!(shown["event"]["sent_at"].is_string());
+    assert_eq!(shown["attempts"], json!([]));
+
+    let nobody = "/outboxes/shop/events/00000000-0000-7000-8000-000000000000";
+    served.server.get(nobody).await.problem(404);
+    served.server.get("/outboxes/shop/events/42").await.problem(400);
+    served.server.get("/outboxes/moon/events").await.problem(404);
+    served.end().await;
+}
+
+async fn a_payload_is_shown_as_it_was_written<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let bytes = Event::builder("Scan").bytes("image/png", vec![0_u8, 159, 146, 150]);
+    let ids = served.enqueue(vec![event("Placed", "1"), bytes.build().unwrap()]).await;
+    let payload =
+        async |id: &str| served.server.get(&format!("/outboxes/shop/events/{id}/payload")).await;
+
+    let text = json!({ "card": SECRET }).to_string();
+    assert_eq!(
+        payload(&ids[0]).await.json(),
+        json!({ "content_type": "application/json", "encoding": "utf8", "payload": text })
+    );
+    assert_eq!(
+        payload(&ids[1]).await.json(),
+        json!({ "content_type": "image/png", "encoding": "base64", "payload": "AJ+Slg==" })
+    );
+    served.end().await;
+}
+
+async fn pages_follow_each_other_without_gap_or_repeat<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let mut written =
+        served.enqueue((0..7).map(|n| event("Placed", &n.to_string())).collect()).await;
+    served.enqueue(vec![event("Moved", "1")]).await;
+    let mut listed = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page = format!("/outboxes/shop/events?type=Placed&tenant=acme&limit=3{cursor}");
+        let page = served.server.get(&page).await.json();
+        for event in page["events"].as_array().unwrap() {
+            listed.push(event["id"].as_str().unwrap().to_owned());
+        }
+        assert_eq!(page["window_ended"], false);
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    written.reverse();
+    assert_eq!(listed, written, "newest first");
+
+    let none = served.server.get("/outboxes/shop/events?before=2000-01-01T00:00:00Z").await.json();
+    assert_eq!(none["events"], json!([]));
+    let order = "/outboxes/shop/events?aggregate_type=Order&aggregate_id=1";
+    assert_eq!(served.server.get(order).await.json()["events"].as_array().unwrap().len(), 2);
+    for refused in
+        ["limit=0", "limit=201", "limit=x", "cursor=x", "status=gone", "from=now", "type="]
+    {
+        served.server.get(&format!("/outboxes/shop/events?{refused}")).await.problem(422);
+    }
+    served.server.get("/outboxes/shop/events?tpye=Placed").await.problem(400);
+    served.end().await;
+}
+
+async fn a_dead_event_is_replayed_and_delivered<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [_, dead, failed] = served.fates().await;
+    let replay = |id: &str| format!("/outboxes/shop/events/{id}/replay");
+    assert_eq!(served.server.post(&replay(&dead), &json!({})).await.json()["changed"], 1);
+    served.until_status(&dead, "sent").await;
+    let shown = served.server.get(&format!("/outboxes/shop/events/{dead}")).await.json();
+    assert_eq!(shown["event"]["replay"], 1);
+
+    let refused = served.server.post(&replay(&failed), &json!({})).await.problem(409);
+    assert_eq!(refused, "an event that is retry cannot be replayed");
+    let nobody = replay("00000000-0000-7000-8000-000000000000");
+    served.server.post(&nobody, &json!({})).await.problem(404);
+    served.server.post(&replay(&dead), &json!({ "force": true })).await.problem(422);
+    served.end().await;
+}
+
+async fn an_event_is_discarded_once<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [sent, _, failed] = served.fates().await;
+    let discard = |id: &str| format!("/outboxes/shop/events/{id}/discard");
+    assert_eq!(served.server.post(&discard(&failed), &json!({})).await.json()["changed"], 1);
+    served.until_status(&failed, "discarded").await;
+    served.server.post(&discard(&failed), &json!({})).await.problem(409);
+    served.server.post(&discard(&sent), &json!({})).await.problem(409);
+    served.end().await;
+}
+
+async fn many_events_are_changed_by_a_filter_after_a_trial<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let ids = served.enqueue((0..5).map(|n| event("Poison", &n.to_string())).collect()).await;
+    for id in &ids {
+        served.until_status(id, "dead").await;
+    }
+    let bulk = async |body: Value| served.server.post("/outboxes/shop/bulk", &body).await;
+    let dead = json!({ "status": "dead", "type": "Poison" });
+
+    let trial = json!({ "action": "replay", "filter": dead, "dry_run": true });
+    let report = json!({ "matched": 5, "changed": 0, "more": false, "dry_run": true });
+    assert_eq!(bulk(trial).await.json(), report);
+    let some = json!({ "action": "discard", "filter": dead, "dry_run": false, "limit": 2 });
+    let report = json!({ "matched": 2, "changed": 2, "more": true, "dry_run": false });
+    assert_eq!(bulk(some).await.json(), report);
+    for id in &ids[..2] {
+        served.until_status(id, "discarded").await;
+    }
+    let rest = json!({ "action": "replay", "filter": dead, "dry_run": false, "rate": 1000 });
+    let report = json!({ "matched": 3, "changed": 3, "more": false, "dry_run": false });
+    assert_eq!(bulk(rest).await.json(), report);
+    for id in &ids[2..] {
+        served.until_status(id, "sent").await;
+    }
+
+    for (status, refused) in [
+        (422, json!({ "action": "replay", "filter": {}, "dry_run": true })),
+        (422, json!({ "action": "replay", "filter": { "status": "sent" }, "dry_run": true })),
+        (422, json!({ "action": "discard", "filter": { "status": "new" }, "dry_run": false })),
+        (422, json!({ "action": "send", "filter": dead, "dry_run": true })),
+        (422, json!({ "action": "replay", "filter": dead, "dry_run": true, "limit": 10_001 })),
+        (422, json!({ "action": "replay", "filter": dead, "dry_run": true, "rate": 0 })),
+        (422, json!({ "action": "replay", "filter": { "stauts": "dead" }, "dry_run": true })),
+        (422, json!({ "action": "replay", "filter": dead })),
+        (422, json!({ "action": "replay", "filter": ["dead"], "dry_run": true })),
+        (409, json!({ "action": "discard", "filter": { "status": "sent" }, "dry_run": false })),
+    ] {
+        bulk(refused.clone()).await.problem(status);
+    }
+    served.end().await;
+}
+
+async fn what_is_paused_is_listed_until_it_is_resumed<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let pause = async |body: Value| served.server.post("/outboxes/shop/pauses", &body).await;
+    let listed = async || {
+        let pauses = served.server.get("/outboxes/shop/pauses").await.json();
+        let overview = served.server.get("/outboxes/shop/overview").await.json();
+        assert_eq!(pauses["pauses"], overview["pauses"]);
+        pauses["pauses"].as_array().unwrap().clone()
+    };
+    let order = json!({ "tenant": "acme", "aggregate_type": "Order", "aggregate_id": "42" });
+    let key = format!("{:016x}", event("Placed", "42").key().unwrap().0);
+
+    let changed = json!({ "changed": 1 });
+    let destination = json!({ "kind": "destination", "name": "memory", "note": "moving" });
+    assert_eq!(pause(json!({ "kind": "outbox" })).await.json(), changed);
+    assert_eq!(pause(destination.clone()).await.json(), changed);
+    assert_eq!(pause(json!({ "kind": "relay", "name": "one" })).await.json(), changed);
+    assert_eq!(pause(json!({ "kind": "key", "key": order, "note": "why" })).await.json(), changed);
+    assert_eq!(pause(destination).await.json(), json!({ "changed": 0 }));
+    let destinations = served.server.get("/outboxes/shop/destinations").await.json();
+    assert_eq!(destinations["destinations"][0]["paused"], true);
+
+    let pauses = listed().await;
+    assert_eq!(pauses.len(), 4);
+    let of = |kind: &str| pauses.iter().find(|pause| pause["kind"] == kind).unwrap();
+    assert_eq!(of("outbox")["name"], "");
+    assert_eq!(of("destination")["note"], "moving");
+    assert_eq!(of("relay")["by"], "local");
+    assert_eq!(of("key")["name"], key);
+    assert_eq!(of("key")["note"], "Order/42 of tenant acme: why");
+
+    for path in ["outbox/-", "destination/memory", "relay/one", &format!("key/{key}")] {
+        let path = format!("/outboxes/shop/pauses/{path}");
+        assert_eq!(served.server.delete(&path).await.json(), changed);
+        assert_eq!(served.server.delete(&path).await.json(), json!({ "changed": 0 }));
+    }
+    assert_eq!(listed().await, Vec::<Value>::new());
+
+    for refused in [
+        json!({ "kind": "moon" }),
+        json!({ "kind": "relay" }),
+        json!({ "kind": "outbox", "name": "shop" }),
+        json!({ "kind": "key", "name": "42" }),
+        json!({ "kind": "relay", "name": "one", "key": order }),
+        json!({ "kind": "relay", "name": "a\u{0}b" }),
+        json!({ "kind": "relay", "name": "x".repeat(101) }),
+    ] {
+        pause(refused).await.problem(422);
+    }
+    served.server.delete("/outboxes/shop/pauses/moon/x").await.problem(404);
+    served.end().await;
+}
+
+async fn a_purge_deletes_what_was_sent<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [sent, dead, _] = served.fates().await;
+    let purged = served.server.post("/outboxes/shop/purge", &json!({})).await.json();
+    assert_eq!(purged, json!({ "deleted": 1 }));
+    served.server.get(&format!("/outboxes/shop/events/{sent}")).await.problem(404);
+    served.server.get(&format!("/outboxes/shop/events/{dead}")).await.json();
+    served.end().await;
+}
+
+async fn a_poll_wakes_the_relay<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let before = served.relay.stats().polls;
+    assert_eq!(served.server.post("/outboxes/shop/poll", &json!({})).await.json(), json!({}));
+    until("a poll", async || served.relay.stats().polls > before).await;
+    served.end().await;
+}
+
+async fn the_last_minutes_are_sampled<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    served.fates().await;
+    let series = async |since: &str| {
+        served.server.get(&format!("/outboxes/shop/series{since}")).await.json()
+    };
+    until("two points", async || series("").await["points"].as_array().unwrap().len() > 1).await;
+    let all = series("").await;
+    assert_eq!(all["interval_s"], 2);
+    let points = all["points"].as_array().unwrap();
+    assert_eq!(points[0]["delivered_per_s"], Value::Null, "a rate needs two points");
+    assert!(points[1]["delivered_per_s"].as_f64().unwrap() > 0.0);
+    assert!(points[1]["failed_per_s"].as_f64().unwrap() > 0.0);
+    assert!(points[0]["backlog"].is_u64() && points[0]["dead"].is_u64());
+    let first = points[0]["at"].as_str().unwrap();
+    assert_eq!(&series(&format!("?since={first}")).await["points"][0], &points[1]);
+    served.server.get("/outboxes/shop/series?since=noon").await.problem(422);
+    served.end().await;
+}
+
+async fn every_change_is_audited_page_by_page<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [sent, dead, _] = served.fates().await;
+    let post = async |path: &str, body: Value| {
+        served.server.post(&format!("/outboxes/shop{path}"), &body).await
+    };
+    post("/pauses", json!({ "kind": "destination", "name": "mail" })).await.json();
+    served.server.delete("/outboxes/shop/pauses/destination/mail").await.json();
+    post(&format!("/events/{dead}/replay"), json!({})).await.json();
+    post(&format!("/events/{sent}/discard"), json!({})).await.problem(409);
+    let filter = json!({ "status": "retry", "type": "Shaky" });
+    post("/bulk", json!({ "action": "discard", "filter": filter, "dry_run": true })).await.json();
+    post("/bulk", json!({ "action": "discard", "filter": filter, "dry_run": false })).await.json();
+    post("/purge", json!({})).await.json();
+    post("/poll", json!({})).await.json();
+
+    let mut audit = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page = format!("/outboxes/shop/audit?limit=4{cursor}");
+        let page = served.server.get(&page).await.json();
+        audit.extend(page["audit"].as_array().unwrap().clone());
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    audit.reverse();
+    let told: Vec<_> = audit
+        .iter()
+        .map(|entry| {
+            assert_eq!(entry["by"], "local");
+            assert!(entry["ended_at"].is_string(), "{entry}");
+            (entry["action"].as_str().unwrap(), entry["subject"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(
+        told[..5],
+        [
+            ("destination.pause", "destination mail"),
+            ("destination.resume", "destination mail"),
+            ("event.replay", &*format!("id={dead}")),
+            ("event.discard", &*format!("id={sent}")),
+            ("retry.discard", "status=retry type=Shaky"),
+        ]
+    );
+    assert_eq!((told[5].0, told.len()), ("purge", 6), "looking and trying out change nothing");
+    assert_eq!(audit[3]["error"], "an event that is sent cannot be discarded");
+    assert_eq!(audit[4]["affected"], 1);
+    served.server.get("/outboxes/shop/audit?limit=0").await.problem(422);
+    served.end().await;
+}

@@ -1,0 +1,248 @@
+//! Why one event is not delivered yet.
+//!
+//! What the event's own row says comes first; then what keeps back every event like it.
+
+use jiff::Timestamp;
+use posthaste_core::{
+    Result, Status,
+    store::{EventRecord, OpenTransaction, Store, Wait},
+};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{
+    obstacles::Surroundings,
+    words::{since, span, time, until},
+};
+
+/// The destination that stands for "no route matched".
+pub(super) const UNROUTED: &str = "unrouted";
+
+/// How many open transactions are named.
+const TRANSACTIONS: usize = 3;
+
+/// Why an event is where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// It was delivered.
+    Delivered,
+    /// An operator gave it up.
+    Discarded,
+    /// No such event: uncommitted, rolled back, purged, or of another outbox.
+    NotFound,
+    /// Its deliver-at lies in the future.
+    Delayed,
+    /// It waits behind another event of its key.
+    Held,
+    /// Its key waits for an operator, behind a dead event.
+    Parked,
+    /// It failed and waits for its next attempt.
+    Retry,
+    /// It was given up on.
+    Dead,
+    /// Its destination takes nothing.
+    BreakerOpen,
+    /// Somebody paused what it needs.
+    Paused,
+    /// Nobody holds its shard.
+    ShardUnowned,
+    /// It was given up on because no route matched it.
+    NoRoute,
+    /// No relay is alive.
+    NoRelay,
+    /// Nothing keeps it back.
+    InProgress,
+}
+
+/// The answer for one event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// Why, in a word.
+    pub cause: Cause,
+    /// Why, in sentences.
+    pub sentence: String,
+    /// The command that mends it; `None` where there is nothing to do, or nothing to be done.
+    pub mend: Option<String>,
+}
+
+impl Explanation {
+    pub(super) fn new(cause: Cause, sentence: impl Into<String>) -> Self {
+        Self { cause, sentence: sentence.into(), mend: None }
+    }
+
+    pub(super) fn mended_by(mut self, mend: impl Into<String>) -> Self {
+        self.mend = Some(mend.into());
+        self
+    }
+
+    /// Adds what keeps it back besides.
+    fn besides(mut self, obstacle: Option<Self>) -> Self {
+        if let Some(Self { sentence, mend, .. }) = obstacle {
+            self.sentence = format!("{} Besides, {sentence}.", self.sentence);
+            self.mend = self.mend.or(mend);
+        }
+        self
+    }
+}
+
+/// Says why an event is not delivered yet. `destinations` are the names of the outbox's destinations as
+/// far as the caller knows them: with one, it is known where every event goes.
+pub async fn explain(store: &dyn Store, id: Uuid, destinations: &[String]) -> Result<Explanation> {
+    let Some(record) = store.event(id).await? else {
+        let open = store.open_transactions(TRANSACTIONS).await?;
+        return Ok(not_found(id, &open, store.now().await?));
+    };
+    let around = Surroundings::read(store, destinations).await?;
+    let now = around.now;
+    Ok(match record.status {
+        Status::Sent => delivered(&record),
+        Status::Discarded => {
+            Explanation::new(Cause::Discarded, "An operator gave it up; it is never delivered.")
+        }
+        Status::Dead => dead(id, &record, now),
+        Status::Sending => {
+            let by = record.locked_by.as_deref().unwrap_or("a relay");
+            Explanation::new(Cause::InProgress, format!("It is being delivered by {by}."))
+        }
+        Status::New | Status::Retry => {
+            let waits = waiting(store, &record, now).await?;
+            let obstacle = around.obstacle(&record);
+            match (waits, obstacle) {
+                (Some(waits), obstacle) => waits.besides(obstacle),
+                (None, Some(obstacle)) => Explanation {
+                    sentence: format!("It is due, but {}.", obstacle.sentence),
+                    ..obstacle
+                },
+                (None, None) => in_progress(&record, &around),
+            }
+        }
+    })
+}
+
+fn not_found(id: Uuid, open: &[OpenTransaction], now: Timestamp) -> Explanation {
+    let begun = |transaction: &OpenTransaction| match transaction.since {
+        Some(at) => format!(", open since {}", since(at, now)),
+        None => String::new(),
+    };
+    let open: Vec<String> =
+        open.iter().map(|one| format!("{} ({}){}", one.who, one.state, begun(one))).collect();
+    let made = id.get_timestamp().and_then(|made| {
+        let (seconds, nanos) = made.to_unix();
+        Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok()
+    });
+    let made = made.map(|made| format!(" Its id was made at {}.", since(made, now)));
+    let uncommitted = if open.is_empty() {
+        "No transaction is seen that has written and is still open: its own was rolled back, or it \
+         was sent and purged, or it belongs to another outbox."
+            .to_owned()
+    } else {
+        format!(
+            "It may be in a transaction that is not committed yet; the oldest that have written: {}. \
+             Otherwise its transaction was rolled back, or it was sent and purged, or it belongs to \
+             another outbox.",
+            open.join("; ")
+        )
+    };
+    let sentence =
+        format!("The outbox holds no such event.{} {uncommitted}", made.unwrap_or_default());
+    Explanation::new(Cause::NotFound, sentence)
+}
+
+fn delivered(record: &EventRecord) -> Explanation {
+    let at = record.sent_at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
+    let after = match record.attempts {
+        0 => String::new(),
+        failed => format!(", after {failed} failed attempts"),
+    };
+    Explanation::new(Cause::Delivered, format!("It was delivered{at}{after}."))
+}
+
+fn dead(id: Uuid, record: &EventRecord, now: Timestamp) -> Explanation {
+    let when = record.dead_at.map(|at| format!(" since {}", since(at, now))).unwrap_or_default();
+    let why = record.last_error.as_deref().unwrap_or("the reason was not kept");
+    // A row that cannot be decoded goes nowhere either.
+    if record.destination.as_deref() == Some(UNROUTED) && record.content.is_ok() {
+        let sentence = format!("It is dead{when}: {why}.");
+        let mend = format!("add a route that matches it, then: posthaste dead replay {id}");
+        return Explanation::new(Cause::NoRoute, sentence).mended_by(mend);
+    }
+    let parked = match record.wait {
+        Some(Wait::Parked) => {
+            " The later events of its key wait until it is replayed or discarded."
+        }
+        _ => "",
+    };
+    let attempts = record.attempts;
+    let sentence = format!("It is dead{when}, after {attempts} failed attempts: {why}.{parked}");
+    Explanation::new(Cause::Dead, sentence).mended_by(format!("posthaste dead replay {id}"))
+}
+
+/// What the row itself waits for; `None` when it is due.
+async fn waiting(
+    store: &dyn Store,
+    record: &EventRecord,
+    now: Timestamp,
+) -> Result<Option<Explanation>> {
+    if record.wait == Some(Wait::Held) {
+        let holder = store.held_by(record.sequence).await?;
+        return Ok(holder.map(|holder| behind(&holder, now)));
+    }
+    let Some(at) = record.not_before.filter(|at| *at > now) else {
+        return Ok(None);
+    };
+    if record.wait.is_none() {
+        let sentence = format!("It is not to be delivered before {}.", until(at, now));
+        return Ok(Some(Explanation::new(Cause::Delayed, sentence)));
+    }
+    let sentence = format!(
+        "It has failed {} times and is tried again at {}. The last failure{}: {}.",
+        record.attempts,
+        until(at, now),
+        record.destination.as_ref().map(|name| format!(" at {name}")).unwrap_or_default(),
+        record.last_error.as_deref().unwrap_or("the reason was not kept"),
+    );
+    Ok(Some(Explanation::new(Cause::Retry, sentence)))
+}
+
+/// Waiting behind another event of its key.
+fn behind(holder: &EventRecord, now: Timestamp) -> Explanation {
+    let name = match holder.event_id {
+        Some(id) => format!("event {id}"),
+        None => format!("the event with sequence {}", holder.sequence),
+    };
+    let id = holder.event_id.map(|id| id.to_string()).unwrap_or_default();
+    let why = holder.last_error.as_deref().unwrap_or("the reason was not kept");
+    if holder.status == Status::Dead {
+        let when = holder.dead_at.map(|at| format!(" since {}", since(at, now)));
+        let sentence = format!(
+            "Its key is parked behind {name}, which is dead{} ({why}), until somebody replays or \
+             discards that.",
+            when.unwrap_or_default()
+        );
+        return Explanation::new(Cause::Parked, sentence)
+            .mended_by(format!("posthaste dead replay {id}"));
+    }
+    let next = match holder.not_before.filter(|at| *at > now) {
+        Some(at) => format!("is tried again at {}", until(at, now)),
+        None => "is due".to_owned(),
+    };
+    let sentence = format!("It is held behind {name} of its key, which failed ({why}) and {next}.");
+    Explanation::new(Cause::Held, sentence).mended_by(format!("posthaste doctor {id}"))
+}
+
+fn in_progress(record: &EventRecord, around: &Surroundings<'_>) -> Explanation {
+    let written = record.content.as_ref().ok().map(|envelope| envelope.created_at);
+    let due = record.not_before.or(written);
+    let waited = due.map(|at| format!(" for {}", span(around.now.duration_since(at))));
+    let owner = match around.owner_of(record.shard) {
+        Some(owner) => format!("relay {owner} holds its shard {}", record.shard),
+        None => "relays are alive".to_owned(),
+    };
+    let sentence = format!(
+        "It has been due{}, {owner}, and nothing is known to keep it back: it is being delivered, or \
+         others are before it.",
+        waited.unwrap_or_default()
+    );
+    Explanation::new(Cause::InProgress, sentence)
+}

@@ -1,0 +1,17 @@
+//! The doctor: what is wrong with an installation, and why one event is not delivered yet.
+//!
+//! It says what it knows, and how sure it is: where an event goes is known only once it has failed
+//! there, or when there is one destination.
+
+mod words;
+
+mod obstacles;
+
+mod explain;
+
+mod examine;
+
+pub use self::{
+    examine::examine,
+    explain::{Cause, Explanation, explain},
+};

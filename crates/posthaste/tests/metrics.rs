@@ -1,0 +1,191 @@
+//! Metrics as a scrape shows them, and the housekeeping that feeds them.
+
+mod support;
+
+use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use posthaste::{
+    Event, Inbox, metric,
+    relay::{Config, Housekeeping, Relay, Retention, observe},
+    stores::inbox::InboxDialect,
+    transport::Outcome,
+    transports::memory::MemoryTransport,
+};
+use support::{Fixture, TestDatabase, event, quick, soon, until};
+
+on_every_database!(@ sqlite, sqlx::Sqlite, every_metric_is_served_and_says_what_happened);
+on_every_database!(
+    @ postgres, sqlx::Postgres,
+    every_metric_is_served_and_says_what_happened,
+    labels_are_few_however_many_topics_and_tenants_there_are,
+    one_relay_keeps_house_and_the_next_takes_over
+);
+
+fn recorder() -> &'static PrometheusHandle {
+    static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+    RECORDER.get_or_init(|| {
+        PrometheusBuilder::new()
+            .set_buckets(&observe::LATENCY_BUCKETS)
+            .unwrap()
+            .install_recorder()
+            .unwrap()
+    })
+}
+
+/// The samples of one outbox: name with labels other than the outbox, and value.
+fn scrape(outbox: &str) -> Vec<(String, f64)> {
+    recorder().run_upkeep();
+    let label = format!("outbox=\"{outbox}\"");
+    let text = recorder().render();
+    let ours = text.lines().filter(|line| !line.starts_with('#') && line.contains(&label));
+    ours.map(|line| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        let name = name.replace(&label, "").replace("{,", "{").replace(",}", "}").replace("{}", "");
+        (name, value.parse().unwrap())
+    })
+    .collect()
+}
+
+fn value(outbox: &str, name: &str) -> Option<f64> {
+    scrape(outbox).into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+}
+
+async fn becomes(outbox: &str, name: &str, wanted: f64) {
+    soon(name, async {
+        while value(outbox, name) != Some(wanted) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+fn busy<DB: TestDatabase>(on: &Fixture<DB>) -> Config {
+    let often = Some(Duration::from_millis(50));
+    Config {
+        outbox: on.table().to_string(),
+        max_attempts: 2,
+        housekeeping: Housekeeping {
+            refresh: often,
+            purge_interval: often,
+            retention: Retention { sent: Duration::from_micros(1), dead: None },
+            inbox_retention: Duration::from_micros(1),
+            ..Housekeeping::default()
+        },
+        ..quick()
+    }
+}
+
+async fn every_metric_is_served_and_says_what_happened<DB: TestDatabase + InboxDialect>(
+    on: &Fixture<DB>,
+) {
+    recorder();
+    let outbox = on.table().to_string();
+    let transport = MemoryTransport::scripted(|envelope| match envelope.event.aggregate_id() {
+        Some("poison") => Outcome::retry("no"),
+        _ => Outcome::Delivered,
+    });
+    let relay = on.relay(transport, busy(on));
+    let writer = on.outbox().with_hot_path(relay.hot_path());
+    relay.start().await.unwrap();
+    until(&relay, "idle", |stats| stats.idle).await;
+    let mut tx = writer.begin(&on.pool).await.unwrap();
+    writer.enqueue(&mut tx, event("hot", 1)).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = writer.begin(&on.pool).await.unwrap();
+    writer.enqueue_all(&mut tx, vec![event("poison", 1), event("well", 1)]).await.unwrap();
+    tx.commit().await.unwrap();
+    let inbox = Inbox::<DB>::new(on.table());
+    let mut tx = writer.begin(&on.pool).await.unwrap();
+    for _ in 0..2 {
+        inbox.first(&mut tx, "consumer", "message").await.unwrap();
+    }
+    tx.commit().await.unwrap();
+
+    becomes(&outbox, "outbox_dispatch_total{topic=\"Order\",result=\"success\"}", 2.0).await;
+    becomes(&outbox, "outbox_dispatch_total{topic=\"Order\",result=\"retry\"}", 2.0).await;
+    becomes(&outbox, "outbox_dead_total{topic=\"Order\"}", 1.0).await;
+    becomes(&outbox, "outbox_dead_count", 1.0).await;
+    becomes(&outbox, "outbox_pending_count", 0.0).await;
+    becomes(&outbox, "outbox_relays_alive", 1.0).await;
+    becomes(&outbox, "outbox_enqueue_total{topic=\"Order\"}", 3.0).await;
+    becomes(&outbox, "outbox_delivery_latency_seconds_count{topic=\"Order\"}", 2.0).await;
+    becomes(&outbox, "outbox_breaker_state{destination=\"memory\"}", 0.0).await;
+    becomes(&outbox, "outbox_purged_total{kind=\"event\"}", 2.0).await;
+    becomes(&outbox, "outbox_purged_total{kind=\"inbox\"}", 1.0).await;
+    becomes(&outbox, "outbox_inbox_duplicates_total", 1.0).await;
+    let stats = relay.stats();
+    becomes(&outbox, "outbox_hot_enqueued_total", stats.hot_enqueued as f64).await;
+    becomes(&outbox, "outbox_cold_enqueued_total", stats.cold_enqueued as f64).await;
+    // Which path is the faster one, nobody knows; the retry comes from a poll.
+    assert_eq!(stats.hot_enqueued + stats.cold_enqueued, 4);
+    becomes(&outbox, "outbox_shards_owned", f64::from(stats.shards)).await;
+    assert!(stats.delivery_p50_ms <= stats.delivery_p95_ms && stats.delivery_p95_ms.is_some());
+
+    let names: BTreeSet<String> = scrape(&outbox)
+        .into_iter()
+        .map(|(name, _)| name.split('{').next().unwrap_or_default().to_owned())
+        .collect();
+    for name in [
+        metric::RETRY_COUNT,
+        metric::LOCKED_COUNT,
+        metric::COUNTS_ESTIMATED,
+        metric::OLDEST_PENDING_SECONDS,
+        metric::HOT_DROPPED_TOTAL,
+        metric::HOT_QUEUE_DEPTH,
+        metric::COLD_QUEUE_DEPTH,
+        metric::STALE_SETTLES_TOTAL,
+        "outbox_dispatch_latency_seconds_sum",
+    ] {
+        assert!(names.contains(name), "{name} is not served");
+    }
+    relay.stop().await.unwrap();
+    becomes(&outbox, "outbox_relays_alive", 0.0).await;
+}
+
+async fn labels_are_few_however_many_topics_and_tenants_there_are<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    recorder();
+    let outbox = on.table().to_string();
+    let events = (0..150).map(|n| {
+        let tenant = format!("t{}", n % 5);
+        let event = Event::builder("E").aggregate("Order", n).topic(format!("topic-{n}"));
+        event.tenant(tenant).payload(&n).build().unwrap()
+    });
+    on.enqueue(events.collect()).await;
+    let down = MemoryTransport::scripted(|_| Outcome::dead("never"));
+    let config = Config { metric_tenants: 2, enabled: false, ..busy(on) };
+    // Switched off and alone, it still counts.
+    let counts = on.relay(down.clone(), config);
+    counts.start().await.unwrap();
+    becomes(&outbox, "outbox_pending_count", 150.0).await;
+    becomes(&outbox, "outbox_tenant_pending_count{tenant=\"other\"}", 90.0).await;
+    counts.stop().await.unwrap();
+    let relay = on.relay(down, busy(on));
+    relay.relay_once().await.unwrap();
+    let count = |name: &str| scrape(&outbox).iter().filter(|(n, _)| n.starts_with(name)).count();
+    assert_eq!(count("outbox_dead_total"), metric::TOPICS + 1);
+    assert_eq!(count("outbox_enqueue_total"), metric::TOPICS + 1);
+    assert_eq!(count("outbox_tenant_pending_count"), 3);
+}
+
+async fn one_relay_keeps_house_and_the_next_takes_over<DB: TestDatabase>(on: &Fixture<DB>) {
+    let named = |name: &str| Config { name: name.to_owned(), ..quick() };
+    let start = async |name| -> Relay {
+        let relay = on.relay(MemoryTransport::new(), named(name));
+        relay.start().await.unwrap();
+        relay
+    };
+    let a = start("a").await;
+    until(&a, "its turn", |stats| stats.housekeeper).await;
+    let b = start("b").await;
+    until(&b, "its share", |stats| stats.shards_owned > 0).await;
+    assert!(!b.stats().housekeeper && a.stats().housekeeper);
+    assert!(a.health().ready && b.health().ready, "{:?} {:?}", a.health(), b.health());
+    // Dropped without a stop, it is dead to the others when its heartbeat has run out.
+    drop(a);
+    until(&b, "its turn", |stats| stats.housekeeper).await;
+    b.stop().await.unwrap();
+    assert!(!b.health().ready);
+}

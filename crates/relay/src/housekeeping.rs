@@ -1,0 +1,226 @@
+//! Housekeeping: what is done for the whole outbox by one relay at a time.
+//!
+//! It is the first live relay in the order of their names; the driver says so after each heartbeat.
+//! When it dies, its heartbeat runs out and the next one takes over. For a moment two can think that
+//! they are the one: everything here can be done twice. A relay that is switched off keeps house only
+//! as long as no other relay is alive. How healthy a relay is, each finds out for itself.
+
+use std::{sync::Arc, time::Duration};
+
+use posthaste_core::{
+    Error, Result,
+    clock::Clock,
+    store::{Counts, Store},
+};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
+
+use crate::{HealthLimits, Retention, health::Pulse, observe::Observer, purge::purge};
+
+/// A backlog of more is worth a warning.
+const BACKLOG: u64 = 1_000;
+
+/// How often an unhealthy relay looks again, at least.
+const RECOVERY: Duration = Duration::from_secs(5);
+
+/// How often a relay that is switched off looks whether others are alive.
+const LOOK_ROUND: Duration = Duration::from_secs(30);
+
+/// What is done, and how often. Each can be switched off with `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Housekeeping {
+    /// How often what is past its retention is purged.
+    pub purge_interval: Option<Duration>,
+    /// How many rows one step of a purge looks at.
+    pub batch: usize,
+    /// How long settled events are kept.
+    pub retention: Retention,
+    /// How long the inbox remembers handled messages. Idempotency keys carry their own time.
+    pub inbox_retention: Duration,
+    /// How often the counts for metrics are refreshed.
+    pub refresh: Option<Duration>,
+    /// How often health is looked at. Without it only the database and the driver count.
+    pub health: Option<Duration>,
+}
+
+impl Default for Housekeeping {
+    fn default() -> Self {
+        Self {
+            purge_interval: Some(Duration::from_hours(1)),
+            batch: 500,
+            retention: Retention::default(),
+            inbox_retention: Duration::from_hours(7 * 24),
+            refresh: Some(Duration::from_secs(30)),
+            health: Some(Duration::from_mins(1)),
+        }
+    }
+}
+
+impl Housekeeping {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.batch == 0 {
+            return Err(Error::invalid("housekeeping.batch is 0; it must be at least 1"));
+        }
+        for (key, interval) in [
+            ("purge_interval", self.purge_interval),
+            ("refresh", self.refresh),
+            ("health", self.health),
+        ] {
+            if interval.is_some_and(|interval| interval.is_zero()) {
+                return Err(Error::invalid(format!(
+                    "housekeeping.{key} is 0; give it a duration, or switch it off"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps house for a relay; ends when its tasks are aborted.
+#[derive(Clone)]
+pub(crate) struct Housekeeper {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) settings: Housekeeping,
+    pub(crate) limits: HealthLimits,
+    pub(crate) enabled: bool,
+    /// Whether it is this relay's turn; said by the driver.
+    pub(crate) duty: watch::Receiver<bool>,
+}
+
+impl Housekeeper {
+    /// Starts what is switched on.
+    pub(crate) fn start(self) -> Vec<JoinHandle<()>> {
+        let Housekeeping { purge_interval, refresh, health, .. } = self.settings;
+        let mut tasks = Vec::new();
+        if let Some(interval) = purge_interval {
+            tasks.push(tokio::spawn(self.clone().purge_every(interval)));
+        }
+        if let Some(interval) = refresh {
+            tasks.push(tokio::spawn(self.clone().refresh_every(interval)));
+        }
+        if let Some(interval) = health {
+            tasks.push(tokio::spawn(self.examine_every(interval)));
+        }
+        tasks
+    }
+
+    /// Returns when it is this relay's turn.
+    async fn on_duty(&mut self) {
+        if self.enabled {
+            if self.duty.wait_for(|duty| *duty).await.is_err() {
+                // The driver has ended; so will this task.
+                std::future::pending::<()>().await;
+            }
+            return;
+        }
+        loop {
+            let others = self.store.relays().await;
+            if others.is_ok_and(|relays| relays.iter().all(|relay| !relay.alive)) {
+                return;
+            }
+            sleep(LOOK_ROUND).await;
+        }
+    }
+
+    async fn purge_every(mut self, interval: Duration) {
+        loop {
+            self.on_duty().await;
+            if let Err(error) = self.purge().await {
+                tracing::error!(%error, "purge failed; trying again at the next turn");
+            }
+            sleep(interval).await;
+        }
+    }
+
+    /// One round: events, then what the application's side no longer needs.
+    async fn purge(&self) -> Result<()> {
+        let Housekeeping { retention, batch, inbox_retention, .. } = self.settings;
+        let events = purge(&*self.store, retention, batch).await?;
+        self.observer.meters.purged("event", events);
+        let mut inbox = 0;
+        loop {
+            let step = self.store.purge_inbox(inbox_retention, batch).await?;
+            inbox += step;
+            if step < batch as u64 {
+                break;
+            }
+        }
+        self.observer.meters.purged("inbox", inbox);
+        let mut idempotency = 0;
+        loop {
+            let step = self.store.purge_idempotency(batch).await?;
+            idempotency += step;
+            if step < batch as u64 {
+                break;
+            }
+        }
+        self.observer.meters.purged("idempotency", idempotency);
+        if inbox + idempotency > 0 {
+            tracing::info!(inbox, idempotency, "purged what the inbox and keys no longer need");
+        }
+        Ok(())
+    }
+
+    async fn refresh_every(mut self, interval: Duration) {
+        let mut warned = false;
+        loop {
+            self.on_duty().await;
+            match self.refresh().await {
+                Ok(counts) => {
+                    let backlog = counts.new + counts.retry;
+                    let large = backlog > BACKLOG;
+                    if large && !warned {
+                        let estimated = counts.estimated;
+                        tracing::warn!(backlog, estimated, "backlog: events come faster than go");
+                    }
+                    warned = large;
+                }
+                Err(error) => tracing::error!(%error, "counting failed; trying again next turn"),
+            }
+            let mut duty = self.duty.clone();
+            let over = async {
+                let over = duty.wait_for(|duty| !*duty).await.is_ok();
+                if !over || !self.enabled {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = sleep(interval) => {}
+                () = over => self.observer.meters.counted(None),
+            }
+        }
+    }
+
+    async fn refresh(&self) -> Result<Counts> {
+        let counts = self.store.counts(Counts::CAP).await?;
+        let oldest = self.store.oldest_pending().await?;
+        self.observer.meters.counted(Some((&counts, oldest)));
+        if self.observer.meters.tenant_limit() > 0 {
+            let tenants = self.store.counts_by_tenant(Counts::CAP).await?;
+            self.observer.meters.tenants(Some(&tenants));
+        }
+        Ok(counts)
+    }
+
+    async fn examine_every(self, interval: Duration) {
+        loop {
+            let mut pause = interval;
+            match self.store.oldest_pending().await {
+                Ok(oldest) => {
+                    self.pulse.reached_database(self.clock.now());
+                    self.pulse.oldest(oldest);
+                    if oldest.is_some_and(|age| age > self.limits.max_age) {
+                        pause = interval.min(RECOVERY);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the oldest event could not be looked for");
+                    pause = interval.min(RECOVERY);
+                }
+            }
+            sleep(pause).await;
+        }
+    }
+}
