@@ -60,9 +60,9 @@ export function all(context, action, filter) {
         RATES.map(([value, text]) => h("option", { key: value, value }, text)))),
     confirm: ({ matched }) => `${verb} ${many(matched, "event")}`,
     act: async () => {
-      const { changed } = await post(context.path("bulk"), body(false));
+      const { changed, more } = await post(context.path("bulk"), body(false));
       context.reload();
-      return `${many(changed, "event")} ${done}`;
+      return `${many(changed, "event")} ${done}${more ? "; more match, ask again" : ""}`;
     },
   });
 }

@@ -136,6 +136,7 @@ function show(page) {
       start();
     },
   }, body(page)));
+  focusSearch();
 }
 
 function body(page) {
@@ -146,12 +147,19 @@ function body(page) {
 }
 
 function search() {
-  const focus = () => document.querySelector("#search")?.focus();
-  if (context?.page === "events") return focus();
   if (!context) return;
-  go(context.link("events"));
-  // The page is drawn by the address's change, which comes after this.
-  addEventListener("hashchange", focus, { once: true });
+  session.searching = true;
+  if (context.page === "events") focusSearch();
+  else go(context.link("events"));
+}
+
+// The field appears with the page's first answer.
+function focusSearch() {
+  const field = session.searching && document.querySelector("#search");
+  if (!field) return;
+  session.searching = false;
+  field.focus();
+  field.select();
 }
 
 function changeTheme() {

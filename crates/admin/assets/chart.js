@@ -5,7 +5,8 @@ import { h } from "./view.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
-const MINUTE_MS = 60_000;
+const SHORTEST_MS = 60_000;
+const STEP_MS = 30_000;
 
 /**
  * `lines`: `{ name, kind, field }` of the points; `state` keeps which point is looked at. The first line is
@@ -15,7 +16,7 @@ export function chart({ title, points, lines, format, state, redraw }) {
   const times = points.map((point) => Date.parse(point.at));
   const end = times.at(-1) ?? 0;
   // Grows with the points: a chart that has just begun is not an empty frame.
-  const span = MINUTE_MS * Math.max(1, Math.ceil((end - (times[0] ?? end)) / MINUTE_MS));
+  const span = Math.max(SHORTEST_MS, STEP_MS * Math.ceil((end - (times[0] ?? end)) / STEP_MS));
   const top = ceiling(Math.max(0, ...points.flatMap((point) => lines.map(({ field }) => point[field] ?? 0))));
   const x = (index) => WIDTH * (1 - (end - times[index]) / span);
   const y = (value) => HEIGHT * (1 - value / top);
@@ -28,7 +29,7 @@ export function chart({ title, points, lines, format, state, redraw }) {
     redraw();
   };
   const point = (event) => {
-    const box = event.currentTarget.getBoundingClientRect();
+    const box = event.currentTarget.querySelector("svg").getBoundingClientRect();
     look(end - span * (1 - (event.clientX - box.left) / box.width));
   };
   const step = (event) => {

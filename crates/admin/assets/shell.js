@@ -14,7 +14,7 @@ export function shell(app, body) {
         type: "button", "aria-label": "Menu", "aria-expanded": String(Boolean(session.menuOpen)), "aria-controls": "menu",
         onclick: () => toggleMenu(session, context),
       }, icon("menu")),
-      h("a.brand", { href: context.link("overview") }, h("img", { src: "assets/mark.svg", alt: "", width: "26", height: "26" }), h("span", null, "Posthaste")),
+      h("a.brand", { href: context.link("overview"), "aria-label": "Posthaste" }, h("img", { src: "assets/mark.svg", alt: "", width: "26", height: "26" }), h("span", null, "Posthaste")),
       outboxes(app),
       live(context),
       h("div.top-end", null,

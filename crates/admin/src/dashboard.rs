@@ -114,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn the_page_names_every_script_so_that_all_are_fetched_at_once() {
+        let index = Assets::get("index.html").unwrap();
+        let index = std::str::from_utf8(&index.data).unwrap();
+        for path in Assets::iter().filter(|path| path.ends_with(".js")) {
+            assert!(index.contains(&format!("\"assets/{path}\"")), "{path}");
+        }
+    }
+
+    #[test]
     fn nothing_outside_the_folder_is_served() {
         for path in ["../Cargo.toml", "../src/lib.rs", "/etc/passwd", "pages", ""] {
             assert!(answer(path, &HeaderMap::new()).is_none(), "{path}");

@@ -156,8 +156,7 @@ impl Driver {
         for settlement in batch.parts.iter().flat_map(|(_, part)| part) {
             let Settlement { sequence, attempts, verdict, .. } = settlement;
             // Most batches have nothing but successes.
-            let brief =
-                if self.briefs.is_empty() { None } else { self.briefs.remove(sequence) };
+            let brief = if self.briefs.is_empty() { None } else { self.briefs.remove(sequence) };
             if refused.contains(sequence) {
                 continue;
             }

@@ -22,6 +22,9 @@ async function load(context) {
 const step = (kind, title, at, text) =>
   h("li", { class: kind }, h("span.step-head", null, h("strong", null, title), at && time(at)), at && h("span.under", null, absolute(at)), text && h("p.step-text", null, text));
 
+// Most events are written in the moment in which they occur: then a second time would say nothing.
+const earlier = ({ created_at, occurred_at }) => Math.abs(Date.parse(created_at) - Date.parse(occurred_at)) >= 1000;
+
 function timeline({ event, attempts }) {
   const end = {
     sent: () => step("good", "Sent", event.sent_at, event.destination && `to ${event.destination}`),
@@ -32,7 +35,7 @@ function timeline({ event, attempts }) {
     new: () => step("first next", event.not_before ? "Due" : "Waiting", event.not_before, event.wait && `Reason: ${event.wait}`),
   }[event.status];
   return h("ol.timeline", null,
-    step("", "Enqueued", event.created_at, event.occurred_at && event.occurred_at !== event.created_at && `occurred ${absolute(event.occurred_at)}`),
+    step("", "Enqueued", event.created_at, earlier(event) && `occurred ${absolute(event.occurred_at)}`),
     attempts.map(({ attempt, at, relay, destination, error }) => h("li.warn", { key: `${attempt}/${at}` },
       h("span.step-head", null, h("strong", null, `Attempt ${attempt} failed`), time(at)),
       h("span.under", null, absolute(at), ` · ${relay} → ${destination}`), h("p.step-text.error-text", null, error))),

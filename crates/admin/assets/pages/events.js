@@ -15,13 +15,16 @@ const BULK = { sent: ["replay"], dead: ["replay", "discard"], new: ["discard"], 
 export const aggregate = ({ aggregate_type, aggregate_id }) =>
   [aggregate_type, aggregate_id].filter((part) => part !== null && part !== undefined && part !== "").join("/");
 
+// Long names break after their punctuation, not in the middle of a word.
+const breakable = (name) => name.split(/(?<=[._:-])/).flatMap((part) => [part, h("wbr")]);
+
 /** The columns that every list of events has. */
 export const columns = (context) => [
   {
     head: "Event",
     kind: "main",
     cell: (event) => [
-      event.id ? h("a.row-link", { href: context.link("event", event.id) }, event.type ?? "undecodable") : h("span", null, "without an id"),
+      event.id ? h("a.row-link", { href: context.link("event", event.id) }, breakable(event.type ?? "undecodable")) : h("span", null, "without an id"),
       h("span.under", null, aggregate(event) || "no aggregate"),
     ],
   },

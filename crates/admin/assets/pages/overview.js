@@ -3,7 +3,7 @@
 import { pause, purge, resume, wake } from "../act.js";
 import { get } from "../api.js";
 import { chart } from "../chart.js";
-import { count, duration, many, milliseconds, number, rate } from "../format.js";
+import { age, count, duration, many, milliseconds, number, rate } from "../format.js";
 import { bar, button, card, empty, icon, pill, time } from "../parts.js";
 import { verdict } from "../verdict.js";
 import { h } from "../view.js";
@@ -27,6 +27,8 @@ async function load(context) {
 
 const known = (value) => value !== null && value !== undefined;
 
+const shortly = (seconds) => (seconds < 60 ? duration(seconds) : age(seconds));
+
 const tile = (title, value, { kind = "", href, note } = {}) =>
   h(href ? "a.tile" : "div.tile", { key: title, class: kind, href },
     h("span.tile-title", null, title), h("strong.tile-value", null, value), h("span.tile-note", null, note ?? ""));
@@ -38,7 +40,7 @@ function tiles(context, { counts, oldest_pending_s, shards }) {
   return h("div.tiles", null,
     tile("Delivered", known(last.delivered_per_s) ? rate(last.delivered_per_s) : "–", { note: known(last.delivered_per_s) ? "events a second" : "no relay runs here" }),
     tile("Waiting", count(waiting, counts.estimated), { href: link("new"), note: counts.estimated ? "an estimate" : "new, sending, retry" }),
-    tile("Oldest", oldest_pending_s ? duration(oldest_pending_s) : "–", { note: "of those ready" }),
+    tile("Oldest", oldest_pending_s ? shortly(oldest_pending_s) : "–", { note: "of those ready" }),
     tile("Retrying", number(counts.retry), { href: link("retry"), kind: counts.retry ? "warn" : "", note: "failed, tried again" }),
     tile("Dead", number(counts.dead), { href: context.link("dead"), kind: counts.dead ? "bad" : "", note: "given up on" }),
     tile("Shards held", `${shards.held}/${shards.total}`, { href: context.link("relays"), kind: shards.free ? "warn" : "", note: shards.free ? `${shards.free} free` : "all have an owner" }));

@@ -10,3 +10,5 @@ mod security;
 mod server;
 
 mod standards;
+
+mod dashboard;

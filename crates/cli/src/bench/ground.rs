@@ -4,7 +4,7 @@ use std::{marker::PhantomData, path::PathBuf, sync::Arc};
 
 use posthaste::{
     Error, Result, TableName,
-    relay::{Config, Retention},
+    relay::Config,
     store::{RelayOrdering, Store},
     stores::{self, Options, Tables},
 };
@@ -115,11 +115,11 @@ impl<DB: Target> Ground<DB> {
 
     /// The settings of a relay under measurement: the defaults, and what the bench was told.
     pub(super) fn config(&self, delete: bool) -> Config {
-        let mut retention = Retention::default();
+        let mut config = Config { ordering: self.ordering, batch: self.batch, ..Config::default() };
         if delete {
-            retention.sent = std::time::Duration::ZERO;
+            config.housekeeping.retention.sent = std::time::Duration::ZERO;
         }
-        Config { ordering: self.ordering, batch: self.batch, retention, ..Config::default() }
+        config
     }
 
     /// Makes the outbox anew with so many pending events. Whoever is measured next starts from the

@@ -25,7 +25,7 @@ mod command;
 
 use std::path::{Path, PathBuf};
 
-use posthaste::{Error, Result};
+use posthaste::{Error, Result, relay::Config};
 
 pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
@@ -59,6 +59,20 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// What a relay of this outbox is told, with what holds for all.
+    pub(crate) fn relay_config(&self, outbox: &OutboxSettings) -> Config {
+        let mut config = Config { outbox: outbox.name.clone(), ..outbox.relay.clone() };
+        let Self { log, metrics, health, .. } = self;
+        config.log_tenant = log.tenant;
+        config.metric_tenants = metrics.tenants;
+        config.housekeeping.refresh = metrics.enabled.then_some(metrics.refresh);
+        config.housekeeping.health = Some(health.interval);
+        config.health.max_age = health.max_age;
+        config
+    }
+}
+
+impl Settings {
     /// Reads the named file, or the one that is there, and what the environment and flags say.
     pub(crate) fn load(file: Option<&Path>, flags: Vec<Flag>) -> Result<Self> {
         let path = file.or_else(|| Some(Path::new(FILE)).filter(|path| path.exists()));
@@ -75,22 +89,13 @@ impl Settings {
     fn read(mut reader: Reader) -> Self {
         let reader = &mut reader;
         reader.destination_from_environment();
-        let mut outboxes = settings::outboxes(reader);
+        let outboxes = settings::outboxes(reader);
         let destinations = settings::destinations(reader);
         let routes = settings::routes(reader);
         let log = serving::log(reader);
         let metrics = serving::metrics(reader);
         let health = serving::health(reader);
         let admin = serving::admin(reader);
-        for outbox in &mut outboxes {
-            let relay = &mut outbox.relay;
-            relay.outbox.clone_from(&outbox.name);
-            relay.log_tenant = log.tenant;
-            relay.metric_tenants = metrics.tenants;
-            relay.housekeeping.refresh = metrics.enabled.then_some(metrics.refresh);
-            relay.housekeeping.health = Some(health.interval);
-            relay.health.max_age = health.max_age;
-        }
         reader.refuse_unknown();
         let shown = std::mem::take(&mut reader.shown);
         let problems = std::mem::take(&mut reader.problems);

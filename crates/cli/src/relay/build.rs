@@ -134,7 +134,7 @@ pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {
             let store =
                 stores::connect("sqlite:file:posthaste_check?mode=memory", &Options::default())
                     .await?;
-            Relay::routed(store, destinations, routes, outbox.relay.clone()).map(drop)
+            Relay::routed(store, destinations, routes, settings.relay_config(outbox)).map(drop)
         };
         if let Err(error) = built.await {
             let problem = error.to_string();

@@ -104,7 +104,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     for (outbox, (destinations, routes)) in settings.outboxes.iter().zip(routed) {
         let (store, _) = database::open(outbox).await?;
         let names = destinations.iter().map(|one| one.name().to_owned()).collect();
-        let config = outbox.relay.clone();
+        let config = settings.relay_config(outbox);
         let relay = Relay::routed(Arc::clone(&store), destinations, routes, config)?;
         running.push(Running::new(&settings, outbox, store, relay, names));
     }

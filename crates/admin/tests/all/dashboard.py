@@ -1,0 +1,318 @@
+"""What somebody does at the dashboard, in headless Chromium: dashboard.py VISIT KNOWN
+
+VISIT is one of the functions below, KNOWN a JSON object with what it needs. Waits for conditions with a
+deadline, never for a time. Exits with 0 when everything was as promised.
+"""
+
+import json
+import signal
+import sys
+import tempfile
+from urllib.parse import urlsplit
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+DEADLINE_S = 20
+WHOLE_VISIT_S = 75
+PAGES = ["overview", "events", "dead", "relays", "destinations", "tenants", "audit", "doctor"]
+HEADINGS = {
+    "overview": "Overview", "events": "Events", "dead": "Dead letters", "relays": "Relays & shards",
+    "destinations": "Destinations", "tenants": "Tenants", "audit": "Audit", "doctor": "Doctor",
+}
+ACTIONS = ["Replay", "Discard", "Pause", "Resume", "Wake", "Purge", "Show payload"]
+
+
+class Reader:
+    """Somebody with a browser."""
+
+    def __init__(self, driver, known):
+        self.driver = driver
+        self.known = known
+
+    def visit(self, page, *rest):
+        # The listener comes after the dashboard's own: when it is called, the new page has been begun.
+        self.driver.execute_async_script(
+            """const [hash, done] = arguments;
+            addEventListener("hashchange", () => done(), { once: true });
+            if (location.hash === hash) done(); else location.hash = hash;""", "/".join(["#/shop", page, *rest]))
+        self.until("the page has loaded", lambda: self.all("main h1") and not self.all(".loading, .login"))
+
+    def until(self, what, reached):
+        # A page that is redrawn in between has elements that are gone: that is only "not yet".
+        def quietly(_):
+            try:
+                return reached()
+            except Exception as error:
+                quietly.last = error
+                return False
+        quietly.last = None
+        WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.05).until(
+            quietly, f"in vain: {what} ({quietly.last}); the page says:\n{self.text()}")
+        return reached()
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector="body"):
+        return "\n".join(element.text for element in self.all(selector))
+
+    def button(self, label, within="main"):
+        """The button that says this, when it is there and can be pressed."""
+        path = f"//{within}//button[normalize-space()='{label}' and not(@disabled)]"
+        return next(iter(self.driver.find_elements(By.XPATH, path)), None)
+
+    def press(self, label, within="main"):
+        self.until(f"a button {label}", lambda: self.button(label, within)).click()
+
+    def confirm(self, label):
+        self.press(label, "dialog")
+        self.until("the dialog is closed", lambda: not self.all("dialog"))
+
+    def keys(self, *keys):
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def heading(self, text):
+        self.until(f"the page {text}", lambda: self.text("h1") == text)
+
+    def come(self):
+        self.driver.get(self.known["base"])
+        self.until("the overview", lambda: self.all(".tiles"))
+
+    def log_in(self):
+        self.driver.get(self.known["base"])
+        self.enter(self.known["token"])
+        self.until("the overview", lambda: self.all(".tiles"))
+
+    def enter(self, token):
+        field = self.until("the login", lambda: self.all("#token"))[0]
+        field.clear()
+        field.send_keys(token, Keys.ENTER)
+
+    def problems(self):
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def live_numbers_move(reader):
+    reader.come()
+    delivered = lambda: reader.text(".tile:first-child .tile-value")
+    line = lambda: reader.all(".chart .line-good .stroke")[0].get_attribute("d").count("L")
+    reader.until("something is delivered", lambda: float(delivered()) > 0)
+    rows, points = reader.all(".tiles")[0], line()
+    reader.until("the chart grows", lambda: line() >= points + 2)
+    assert rows == reader.all(".tiles")[0], "the page was changed in place, not thrown away"
+
+    reader.visit("events")
+    newest = lambda: reader.all("tbody a.row-link")[0].get_attribute("href")
+    first = newest()
+    reader.until("newer events appear", lambda: newest() != first)
+
+
+def dead_letters_are_replayed(reader):
+    reader.log_in()
+    reader.until("the badge", lambda: reader.text(".menu .badge") == str(reader.known["dead"]))
+    reader.visit("dead")
+    rows = lambda: len(reader.all("tbody tr"))
+    assert rows() == reader.known["dead"], reader.text()
+
+    number = lambda: reader.until("the dry run's number", lambda: reader.text(".dialog-number"))
+    reader.press("Replay all that match…")
+    assert number() == str(reader.known["dead"])
+    reader.confirm("Cancel")
+    assert rows() == reader.known["dead"], "nothing happens without a yes"
+
+    reader.press("Replay all that match…")
+    number()
+    reader.confirm(f"Replay {reader.known['dead']} events")
+    reader.until("it is said", lambda: "3 events replayed" in reader.text(".notices"))
+    reader.until("the list is empty", lambda: "No dead letters" in reader.text("main"))
+    reader.visit("audit")
+    reader.until("it is in the audit", lambda: "oscar" in reader.text("main table"))
+
+
+def single_actions(reader):
+    reader.log_in()
+    reader.visit("event", reader.known["replayed"])
+    reader.press("Replay…")
+    reader.confirm("Replay")
+    reader.until("the event is sent", lambda: "sent" in reader.text(".event-head .pill"))
+
+    reader.visit("event", reader.known["discarded"])
+    reader.press("Discard…")
+    reader.confirm("Discard")
+    reader.until("the event is discarded", lambda: "discarded" in reader.text(".event-head .pill"))
+
+    for page in ["overview", "destinations", "relays"]:
+        reader.visit(page)
+        reader.press("Pause")
+        reader.until("a place for a note", lambda: reader.all("dialog input"))[0].send_keys("as a test")
+        reader.confirm("Pause")
+        reader.until("it is paused", lambda: reader.button("Resume"))
+        reader.press("Resume")
+        reader.confirm("Resume")
+        reader.until("it goes on", lambda: reader.button("Pause"))
+
+    reader.visit("overview")
+    reader.press("Wake")
+    reader.confirm("Wake")
+    reader.press("Purge")
+    reader.confirm("Purge")
+    reader.until("it is said", lambda: "deleted" in reader.text(".notices"))
+
+
+def a_viewer_cannot_act(reader):
+    reader.log_in()
+    assert reader.text(".who-role") == "viewer"
+    for page in PAGES + ["event"]:
+        reader.visit(page, *([reader.known["id"]] if page == "event" else []))
+        labels = [element.text.strip() for element in reader.all("main button")]
+        acting = [label for label in labels if label.startswith(tuple(ACTIONS))]
+        assert not acting, f"{page} offers {acting}"
+    # The page's manners are not the lock: what it does not offer is refused as well.
+    for path, body in [
+        (f"events/{reader.known['id']}/replay", {}),
+        (f"events/{reader.known['id']}/discard", {}),
+        ("bulk", {"action": "replay", "filter": {"status": "dead"}, "dry_run": False}),
+        ("pauses", {"kind": "outbox"}),
+        ("purge", {}),
+    ]:
+        status = reader.driver.execute_async_script(
+            """const [path, body, done] = arguments;
+            fetch(`api/v1/outboxes/shop/${path}`, { method: "POST", body: JSON.stringify(body), headers: {
+                "Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.getItem("posthaste.token")}`,
+            } }).then((answer) => done(answer.status), (error) => done(String(error)));""", path, body)
+        assert status == 403, f"{path}: {status}"
+
+
+def a_payload_is_hidden(reader):
+    secret = reader.known["secret"]
+    reader.log_in()
+    reader.visit("event", reader.known["id"])
+    asked = lambda: reader.driver.execute_script(
+        "return performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/payload')).length")
+    assert secret not in reader.driver.page_source and asked() == 0, "it was not even fetched"
+    reader.press("Show payload")
+    reader.until("the payload", lambda: secret in reader.text(".payload"))
+    reader.press("Hide")
+    reader.until("it is hidden again", lambda: secret not in reader.driver.page_source)
+    reader.press("Show payload")
+    reader.until("the payload", lambda: secret in reader.text(".payload"))
+    reader.keys("g", "e")
+    reader.heading("Events")
+    assert secret not in reader.driver.page_source
+
+
+def every_page_is_clean(reader):
+    sizes = {"light": (1280, 900), "dark": (1280, 900), "phone": (390, 800)}
+    for look, (width, height) in sizes.items():
+        reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": look == "phone"})
+        reader.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+            "features": [{"name": "prefers-color-scheme", "value": "dark" if look == "dark" else "light"}]})
+        reader.come()
+        for page in PAGES + ["event"]:
+            reader.visit(page, *([reader.known["id"]] if page == "event" else []))
+            assert page == "event" or reader.text("h1") == HEADINGS[page]
+            assert not reader.problems(), (look, page, reader.problems())
+            wide = reader.driver.execute_script("return document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{page} is {wide} pixels wider than a {look}"
+            hosts = reader.driver.execute_script("return performance.getEntriesByType('resource').map(({ name }) => name)")
+            assert all(urlsplit(name).netloc == urlsplit(reader.known["base"]).netloc for name in hosts), hosts
+            assert not reader.all("main img, main script"), "what an event holds is text"
+        background = reader.driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        sizes[look] = background
+    assert sizes["light"] != sizes["dark"], "dark is dark"
+    reader.visit("event", reader.known["id"])
+    assert "<script>alert(2)</script>" in reader.text("main")
+
+
+def the_keyboard_reaches_everything(reader):
+    reader.come()
+    for key, heading in zip("edrstaxo", ["Events", "Dead letters", "Relays & shards", "Destinations", "Tenants", "Audit", "Doctor", "Overview"]):
+        reader.keys("g", key)
+        reader.heading(heading)
+
+    reader.keys("?")
+    reader.until("the help", lambda: "Search events" in reader.text("dialog"))
+    reader.keys(Keys.ESCAPE)
+    reader.until("the help is closed", lambda: not reader.all("dialog"))
+
+    theme = lambda: reader.driver.execute_script("return document.documentElement.dataset.theme")
+    reader.keys("t")
+    assert theme() == "light"
+    reader.keys("t")
+    assert theme() == "dark"
+
+    focused = lambda: reader.driver.switch_to.active_element
+    reader.keys("/")
+    reader.heading("Events")
+    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.keys("Order/Poison", Keys.ENTER)
+    reader.until("one event is found", lambda: len(reader.all("tbody tr")) == 1)
+    reader.driver.execute_script("document.activeElement.blur()")
+    reader.keys("j")
+    reader.until("the row has the focus", lambda: "row-link" in focused().get_attribute("class"))
+    reader.keys(Keys.ENTER)
+    reader.heading("Poison")
+    reader.keys("/")
+    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.keys(reader.known["id"], Keys.ENTER)
+    reader.heading("Poison")
+
+    # From the head of the page to an action and through its dialog, without a mouse.
+    for _ in range(12):
+        reader.keys(Keys.TAB)
+        if focused().text.strip() == "Replay…":
+            break
+    assert focused().text.strip() == "Replay…", focused().text
+    reader.keys(Keys.ENTER)
+    reader.until("the dialog", lambda: reader.button("Replay", "dialog"))
+    reader.keys(Keys.ESCAPE)
+    reader.until("the dialog is closed", lambda: not reader.all("dialog"))
+
+
+def a_token_is_asked_for(reader):
+    reader.driver.get(reader.known["base"])
+    reader.enter("not-a-token-0123456789")
+    reader.until("it is refused", lambda: "not known" in reader.text("[role=alert]"))
+    assert not reader.all(".tiles"), "no number without a token"
+    reader.enter(reader.known["token"])
+    reader.until("the overview", lambda: reader.all(".tiles"))
+    kept = reader.driver.execute_script(
+        "return [sessionStorage, localStorage].map((store) => JSON.stringify(store)).concat(document.cookie, location.href)")
+    assert [reader.known["token"] in place for place in kept] == [True, False, False, False], kept
+    reader.until("the way out", lambda: reader.all("[aria-label='Sign out']"))[0].click()
+    reader.until("the login", lambda: reader.all("#token"))
+    assert reader.driver.execute_script("return sessionStorage.length") == 0
+
+
+def browser(known, folder):
+    options = webdriver.ChromeOptions()
+    options.binary_location = known["chromium"]
+    for argument in ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking",
+                     "disable-component-update", "disable-sync", "no-first-run", f"user-data-dir={folder}"]:
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(known["chromedriver"]))
+
+
+def hung(*_):
+    raise TimeoutError("the visit takes too long")
+
+
+def main(visit, known):
+    # Ends the browser too, which a killed script would leave behind.
+    signal.signal(signal.SIGALRM, hung)
+    signal.alarm(WHOLE_VISIT_S)
+    with tempfile.TemporaryDirectory() as folder:
+        driver = browser(known, folder)
+        try:
+            driver.set_window_size(1280, 900)
+            globals()[visit](Reader(driver, known))
+        finally:
+            driver.quit()
+
+
+main(sys.argv[1], json.loads(sys.argv[2]))
