@@ -326,10 +326,37 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
     }
     ground.says(&["audit", "--limit", "1"], &["purge", "--cursor"]);
 
+    let served = ground.start(&["admin", "--listen", "127.0.0.1:0"]);
+    let url = served.line("http://");
+    assert!(get(&format!("{url}/api/v1/whoami"), Some(TOKEN)).contains("\"name\":\"v\""));
+    assert!(get(&format!("{url}/api/v1/whoami"), None).contains("401"));
+    served.terminate();
+
     let log = relay.terminate().join("\n");
     assert!(!log.contains("s3cret") && !log.contains(TOKEN), "{log}");
     assert_eq!(ground.json(&["relays"])["relays"], json!([]));
     ground.says(&["relays"], &["no relay has reported", "held by nobody: 0"]);
+    without_a_relay(ground, write).await;
+}
+
+/// Switched off, a relay delivers nothing and everything is kept; the doctor says why.
+async fn without_a_relay(ground: &Ground, write: impl AsyncFn(&'static str, u32, &'static str)) {
+    write("OrderLate", 3, "acme").await;
+    let late = ground.json(&["events", "list", "--type", "OrderLate"])["events"][0].clone();
+    let id = late["id"].as_str().unwrap();
+    let explained = ground.run(&["doctor", id, "--json"]);
+    assert_eq!(explained.status.code(), Some(1), "{}", stderr(&explained));
+    let explained: Value = serde_json::from_str(&stdout(&explained)).unwrap();
+    assert_eq!(explained["cause"], "no_relay", "{explained}");
+
+    let mut off = ground.command(&["relay", "--name", "off"]);
+    off.env("OUTBOX_RELAY_ENABLED", "false").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let off = Running::new(off.spawn().unwrap());
+    ground.until(&["relays"], |relays| relays["relays"][0]["name"] == "off");
+    assert_eq!(ground.json(&["events", "show", id])["event"]["status"], "new");
+    off.terminate();
+    ground.says(&["relay", "--once"], &["OrderLate"]);
+    assert_eq!(ground.json(&["events", "show", id])["event"]["status"], "sent");
 }
 
 /// Everything that shows something.
@@ -479,6 +506,20 @@ fn a_configuration_is_made_checked_and_shown() {
         assert!(stdout(&run(&["completions", shell])).contains("check-destination"), "{shell}");
     }
     assert_eq!(run(&["relay", "--config", "none.toml"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_demo_serves_its_dashboard() {
+    let args = ["demo", "--for", "3s", "--serve", "127.0.0.1:0"];
+    let mut demo = command::command(&args);
+    let demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut demo = Running::new(demo);
+    let line = demo.line("dashboard: ");
+    let url = line.strip_prefix("dashboard: ").unwrap();
+    assert!(get(&format!("{url}/"), None).contains("<html"));
+    assert!(get(&format!("{url}/api/v1/outboxes/demo/overview"), None).contains("\"alive\":true"));
+    assert!(get(&format!("{url}/metrics"), None).contains("outbox_shards_owned"));
+    assert!(demo.child.wait().unwrap().success());
 }
 
 #[tokio::test]
