@@ -59,7 +59,8 @@ function refused(error) {
         start();
       },
     }));
-    document.querySelector(".login input")?.focus();
+    // Selected: what is typed next replaces a token that was wrong.
+    document.querySelector("#token").select();
   } else {
     draw(h("main.alone", null, empty("The admin API does not answer", error.message)));
     setTimeout(start, 2000);

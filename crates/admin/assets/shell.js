@@ -48,12 +48,8 @@ export function shell(app, body) {
       { id: "content", "aria-busy": String(context.old) },
       h("h1", { tabindex: "-1" }, page.heading?.(context) ?? page.title),
       context.failure && context.data !== undefined &&
-        h(
-          "p.stale",
-          { role: "alert" },
-          icon("warning"),
-          `${context.failure.message} These numbers are old; trying again.`,
-        ),
+        // Without an icon: that one would have to be fetched from the server that does not answer.
+        h("p.stale", { role: "alert" }, `${context.failure.message} These numbers are old; trying again.`),
       body,
     ),
   ];

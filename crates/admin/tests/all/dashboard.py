@@ -72,8 +72,11 @@ class Reader:
         self.press(label, "dialog")
         self.until("the dialog is closed", lambda: not self.all("dialog"))
 
+    def focused(self):
+        return self.driver.switch_to.active_element
+
     def keys(self, *keys):
-        self.driver.switch_to.active_element.send_keys(*keys)
+        self.focused().send_keys(*keys)
 
     def heading(self, text):
         self.until(f"the page {text}", lambda: self.text("h1") == text)
@@ -88,9 +91,8 @@ class Reader:
         self.until("the overview", lambda: self.all(".tiles"))
 
     def enter(self, token):
-        field = self.until("the login", lambda: self.all("#token"))[0]
-        field.clear()
-        field.send_keys(token, Keys.ENTER)
+        self.until("the login", lambda: self.focused().get_attribute("id") == "token")
+        self.focused().send_keys(token, Keys.ENTER)
 
     def problems(self):
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
@@ -250,28 +252,27 @@ def the_keyboard_reaches_everything(reader):
     reader.keys("t")
     assert theme() == "dark"
 
-    focused = lambda: reader.driver.switch_to.active_element
     reader.keys("/")
     reader.heading("Events")
-    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.until("the search has the focus", lambda: reader.focused().get_attribute("id") == "search")
     reader.keys("Order/Poison", Keys.ENTER)
     reader.until("one event is found", lambda: len(reader.all("tbody tr")) == 1)
     reader.driver.execute_script("document.activeElement.blur()")
     reader.keys("j")
-    reader.until("the row has the focus", lambda: "row-link" in focused().get_attribute("class"))
+    reader.until("the row has the focus", lambda: "row-link" in reader.focused().get_attribute("class"))
     reader.keys(Keys.ENTER)
     reader.heading("Poison")
     reader.keys("/")
-    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.until("the search has the focus", lambda: reader.focused().get_attribute("id") == "search")
     reader.keys(reader.known["id"], Keys.ENTER)
     reader.heading("Poison")
 
     # From the head of the page to an action and through its dialog, without a mouse.
     for _ in range(12):
         reader.keys(Keys.TAB)
-        if focused().text.strip() == "Replay…":
+        if reader.focused().text.strip() == "Replay…":
             break
-    assert focused().text.strip() == "Replay…", focused().text
+    assert reader.focused().text.strip() == "Replay…", reader.focused().text
     reader.keys(Keys.ENTER)
     reader.until("the dialog", lambda: reader.button("Replay", "dialog"))
     reader.keys(Keys.ESCAPE)
