@@ -23,6 +23,25 @@ use crate::{
 };
 
 /// Serves the API, the dashboard and the metrics of some outboxes.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use posthaste_admin::{Admin, AdminConfig, AdminOutbox};
+/// # use posthaste_core::store::Store;
+/// # use posthaste_relay::{Relay, Retention};
+/// # async fn example(store: Arc<dyn Store>, relay: Arc<Relay>) -> posthaste_core::Result<()> {
+/// let orders = AdminOutbox {
+///     name: "orders".to_owned(),
+///     store,
+///     relay: Some(relay),
+///     destinations: vec!["nats".to_owned()],
+///     retention: Retention::default(),
+/// };
+/// let admin = Admin::new(vec![orders], AdminConfig::default())?;
+/// let listener = admin.bind().await?;
+/// admin.serve(listener, std::future::pending()).await
+/// # }
+/// ```
 pub struct Admin {
     served: Served,
     config: AdminConfig,
