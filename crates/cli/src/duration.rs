@@ -41,7 +41,8 @@ pub(crate) fn exact(duration: Duration) -> String {
     let mut text = String::new();
     for (unit, factor) in UNITS.into_iter().rev() {
         if millis >= factor {
-            text += &format!("{}{unit}", millis / factor);
+            text.push_str(&(millis / factor).to_string());
+            text.push_str(unit);
             millis %= factor;
         }
     }

@@ -1,4 +1,4 @@
-//! Log lines on standard error: for people, or JSON; tenants by name, hashed, or not at all.
+//! Log lines on standard error: for people, or JSON.
 
 use std::{
     fmt::{self, Write as _},
@@ -6,7 +6,6 @@ use std::{
 };
 
 use jiff::Timestamp;
-use posthaste::Key;
 use serde_json::{Map, Value};
 use tracing::{
     Event, Subscriber,
@@ -14,17 +13,14 @@ use tracing::{
 };
 use tracing_subscriber::{
     EnvFilter,
-    fmt::{
-        FmtContext, FormatEvent, FormatFields,
-        format::{Writer, debug_fn},
-    },
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
     layer::SubscriberExt,
     registry::LookupSpan,
     util::SubscriberInitExt,
 };
 
 use crate::{
-    config::{LogLines, LogSettings, TenantField},
+    config::{LogLines, LogSettings},
     otlp,
 };
 
@@ -33,18 +29,15 @@ pub(crate) fn to_stderr(level: &str, settings: Option<&LogSettings>) {
     let level = settings.and_then(|log| log.level.as_deref()).unwrap_or(level);
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quieted(level)));
-    let tenant = settings.map_or(TenantField::Plain, |log| log.tenant);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     // A second call changes nothing.
     let _ = match settings.map_or(LogLines::Text, |log| log.format) {
         LogLines::Json => {
-            let lines = builder.event_format(JsonLines { tenant }).finish();
+            let lines = builder.event_format(JsonLines).finish();
             lines.with(otlp::layer()).try_init()
         }
         LogLines::Text => {
-            let fields =
-                debug_fn(move |writer, field, value| write_field(tenant, writer, field, value));
-            let lines = builder.with_ansi(stderr().is_terminal()).fmt_fields(fields).finish();
+            let lines = builder.with_ansi(stderr().is_terminal()).finish();
             lines.with(otlp::layer()).try_init()
         }
     };
@@ -58,31 +51,8 @@ fn quieted(level: &str) -> String {
     level.to_owned()
 }
 
-fn write_field(
-    tenant: TenantField,
-    writer: &mut Writer<'_>,
-    field: &Field,
-    value: &dyn fmt::Debug,
-) -> fmt::Result {
-    match (field.name(), tenant) {
-        ("message", _) => write!(writer, "{value:?} "),
-        ("tenant", TenantField::Off) => Ok(()),
-        ("tenant", TenantField::Hashed) => {
-            write!(writer, "tenant={} ", hashed(&format!("{value:?}")))
-        }
-        (name, _) => write!(writer, "{name}={value:?} "),
-    }
-}
-
-/// The same tenant is the same text, whether its name was logged with quotes or without.
-fn hashed(tenant: &str) -> String {
-    format!("{:016x}", Key::of(tenant.trim_matches('"')).0)
-}
-
 /// One JSON object a line: `time`, `level`, `target`, `message` and the fields.
-struct JsonLines {
-    tenant: TenantField,
-}
+struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines
 where
@@ -95,33 +65,25 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut fields = Fields { map: Map::new(), tenant: self.tenant };
+        let mut fields = Fields(Map::new());
         let metadata = event.metadata();
         for (name, value) in [
             ("time", Timestamp::now().to_string()),
             ("level", metadata.level().as_str().to_ascii_lowercase()),
             ("target", metadata.target().to_owned()),
         ] {
-            fields.map.insert(name.to_owned(), value.into());
+            fields.0.insert(name.to_owned(), value.into());
         }
         event.record(&mut fields);
-        writeln!(writer, "{}", Value::Object(fields.map))
+        writeln!(writer, "{}", Value::Object(fields.0))
     }
 }
 
-struct Fields {
-    map: Map<String, Value>,
-    tenant: TenantField,
-}
+struct Fields(Map<String, Value>);
 
 impl Fields {
     fn add(&mut self, field: &Field, value: Value) {
-        let value = match (field.name(), self.tenant, &value) {
-            ("tenant", TenantField::Off, _) => return,
-            ("tenant", TenantField::Hashed, Value::String(tenant)) => hashed(tenant).into(),
-            _ => value,
-        };
-        self.map.insert(field.name().to_owned(), value);
+        self.0.insert(field.name().to_owned(), value);
     }
 }
 

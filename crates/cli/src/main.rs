@@ -90,6 +90,8 @@ enum Command {
     Purge(commands::purge::PurgeArgs),
     /// Show who changed what
     Audit(commands::audit::AuditArgs),
+    /// Check the installation, or explain why an event is not delivered
+    Doctor(commands::doctor::DoctorArgs),
     /// Measure, each figure beside its baseline
     Bench(bench::BenchArgs),
     /// Print completions for a shell
@@ -126,6 +128,7 @@ impl Command {
             Self::Resume(args) => commands::pause::resume(args).await,
             Self::Purge(args) => commands::purge::run(args).await,
             Self::Audit(args) => commands::audit::run(args).await,
+            Self::Doctor(args) => commands::doctor::run(args).await,
             Self::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Cli::command(), "posthaste", &mut script);

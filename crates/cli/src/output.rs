@@ -1,6 +1,6 @@
 //! Standard output: tables for people, JSON for programs.
 
-use std::io::{ErrorKind as Io, Write as _};
+use std::io::{ErrorKind as Io, IsTerminal as _, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
 use posthaste::{Error, ErrorKind, Result};
@@ -38,6 +38,14 @@ pub(crate) fn align_right(table: &mut Table, column: usize) {
     if let Some(column) = table.column_mut(column) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+}
+
+/// In this colour on a terminal, unless nobody wants colours.
+pub(crate) fn painted(text: &str, colour: u8) -> String {
+    if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        return format!("\x1b[{colour}m{text}\x1b[0m");
+    }
+    text.to_owned()
 }
 
 /// With a comma at the thousands.

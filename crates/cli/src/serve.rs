@@ -3,8 +3,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use posthaste::{Error, ErrorKind, Result};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use posthaste::{Error, ErrorKind, Result, relay::observe};
 use posthaste_admin::{Admin, AdminConfig, AdminOutbox, health};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
@@ -22,9 +22,16 @@ pub(crate) struct Serving {
 
 /// Records metrics from here on; what was recorded before is lost.
 pub(crate) fn record_metrics() -> Result<PrometheusHandle> {
-    PrometheusBuilder::new().install_recorder().map_err(|error| {
+    let failed = |error: BuildError| {
         Error::new(ErrorKind::State, "metrics cannot be recorded").with_source(error)
-    })
+    };
+    let mut builder = PrometheusBuilder::new();
+    for latency in [observe::DISPATCH_LATENCY_SECONDS, observe::DELIVERY_LATENCY_SECONDS] {
+        let these = Matcher::Full(latency.to_owned());
+        builder =
+            builder.set_buckets_for_metric(these, &observe::LATENCY_BUCKETS).map_err(failed)?;
+    }
+    builder.install_recorder().map_err(failed)
 }
 
 impl Serving {

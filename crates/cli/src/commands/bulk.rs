@@ -113,7 +113,7 @@ fn told(args: &BulkArgs, action: Action, report: BulkReport) -> Result<()> {
         (action, false) => format!("{} {}", events(changed), past(action)),
     };
     if changed < matched && !args.dry_run {
-        sentence += &format!("; {} had changed meanwhile", events(matched - changed));
+        sentence = format!("{sentence}; {} had changed meanwhile", events(matched - changed));
     }
     if more {
         sentence += "; more match, run it again for them";

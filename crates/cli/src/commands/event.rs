@@ -2,7 +2,10 @@
 
 use comfy_table::Table;
 use jiff::Timestamp;
-use posthaste::store::{Attempt, EventRecord, Wait};
+use posthaste::{
+    Envelope, Event,
+    store::{Attempt, EventRecord, Wait},
+};
 use serde_json::{Value, json};
 
 use crate::output::table;
@@ -15,16 +18,16 @@ pub(super) fn for_programs(record: &EventRecord) -> Value {
         "id": record.event_id.map(|id| id.to_string()),
         "sequence": record.sequence,
         "status": record.status.as_str(),
-        "type": event.map(|event| event.event_type()),
-        "aggregate_type": event.map(|event| event.aggregate_type()),
+        "type": event.map(Event::event_type),
+        "aggregate_type": event.map(Event::aggregate_type),
         "aggregate_id": event.and_then(|event| event.aggregate_id()),
         "tenant": event.and_then(|event| event.tenant()),
-        "topic": envelope.map(|envelope| envelope.topic()),
+        "topic": envelope.map(Envelope::topic),
         "shard": record.shard,
         "attempts": record.attempts,
         "replay": envelope.map_or(0, |envelope| envelope.replay),
         "created_at": text(envelope.map(|envelope| envelope.created_at)),
-        "occurred_at": text(event.map(|event| event.occurred_at())),
+        "occurred_at": text(event.map(Event::occurred_at)),
         "not_before": text(record.not_before),
         "wait": record.wait.map(Wait::as_str),
         "sent_at": text(record.sent_at),
@@ -158,14 +161,13 @@ pub(super) fn page(record: &EventRecord, attempts: &[Attempt], payload: bool) ->
     row("sent", text(record.sent_at));
     row("dead", text(record.dead_at));
     row("last error", record.last_error.clone());
-    let mut out = format!("{page}\n");
-    if !attempts.is_empty() {
-        let mut failed = table(["attempt", "at", "relay", "destination", "error"]);
-        for Attempt { attempt, at, relay, destination, error } in attempts {
-            let (attempt, at) = (attempt.to_string(), at.to_string());
-            failed.add_row([&attempt, &at, relay, destination, error]);
-        }
-        out += &format!("{failed}\n");
+    if attempts.is_empty() {
+        return format!("{page}\n");
     }
-    out
+    let mut failed = table(["attempt", "at", "relay", "destination", "error"]);
+    for Attempt { attempt, at, relay, destination, error } in attempts {
+        let (attempt, at) = (attempt.to_string(), at.to_string());
+        failed.add_row([&attempt, &at, relay, destination, error]);
+    }
+    format!("{page}\n{failed}\n")
 }

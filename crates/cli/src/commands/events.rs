@@ -165,17 +165,17 @@ pub(super) async fn list(status: Option<Status>, args: ListArgs) -> Result<()> {
             "window_ended": window_ended,
         }))?);
     }
-    let mut out = match page.events.as_slice() {
-        [] => "no events\n".to_owned(),
-        events => format!("{}\n", event::list(events)),
+    let list = match page.events.as_slice() {
+        [] => "no events".to_owned(),
+        events => event::list(events).to_string(),
     };
-    if let Some(next) = page.next {
-        if window_ended {
-            out += &format!("looked at {} events; ", number(page.examined));
-        }
-        out += &format!("older ones with --cursor {next}\n");
-    }
-    print(&out)
+    let looked = if window_ended {
+        format!("looked at {} events; ", number(page.examined))
+    } else {
+        String::new()
+    };
+    let older = page.next.map(|next| format!("{looked}older ones with --cursor {next}\n"));
+    print(&format!("{list}\n{}", older.unwrap_or_default()))
 }
 
 /// `only`: in this state, or it is not what was asked for.

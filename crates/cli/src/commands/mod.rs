@@ -23,3 +23,5 @@ pub(crate) mod purge;
 pub(crate) mod relays;
 
 pub(crate) mod audit;
+
+pub(crate) mod doctor;

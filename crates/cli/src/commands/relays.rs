@@ -49,14 +49,15 @@ pub(crate) async fn run(args: RelaysArgs) -> Result<()> {
         ]);
     }
     let free = ranges(shards.iter().filter(|s| s.locked_by.is_none()).map(|shard| shard.shard));
-    let mut out = match lines.as_slice() {
-        [] => "no relay has reported\n".to_owned(),
-        _ => format!("{relays}\n"),
+    let reported = match lines.as_slice() {
+        [] => "no relay has reported".to_owned(),
+        _ => relays.to_string(),
     };
-    if free != "-" {
-        out += &format!("held by nobody: {free}\n");
-    }
-    print(&out)
+    let free = match free.as_str() {
+        "-" => String::new(),
+        free => format!("held by nobody: {free}\n"),
+    };
+    print(&format!("{reported}\n{free}"))
 }
 
 fn for_programs(shard: &ShardRecord, relays: &[RelayLine]) -> serde_json::Value {
@@ -82,10 +83,11 @@ fn ranges(shards: impl Iterator<Item = u16>) -> String {
     }
     let text: Vec<String> = ranges
         .into_iter()
-        .map(|(first, last)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        })
+        .map(
+            |(first, last)| {
+                if first == last { first.to_string() } else { format!("{first}-{last}") }
+            },
+        )
         .collect();
     if text.is_empty() { "-".to_owned() } else { text.join(", ") }
 }

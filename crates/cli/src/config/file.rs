@@ -109,7 +109,11 @@ impl File {
 
     /// How many items a list has.
     pub(crate) fn items(&self, path: &str) -> usize {
-        (1..).take_while(|number| self.holds(&format!("{path}[{number}]"))).count()
+        let mut items = 0;
+        while self.holds(&format!("{path}[{}]", items + 1)) {
+            items += 1;
+        }
+        items
     }
 
     fn holds(&self, path: &str) -> bool {

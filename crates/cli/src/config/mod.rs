@@ -31,9 +31,7 @@ pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
     origin::Origin,
     reader::{Flag, Shown},
-    serving::{
-        AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings, TenantField,
-    },
+    serving::{AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings},
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
 };
 use self::{
@@ -64,7 +62,8 @@ impl Settings {
     /// What a relay of this outbox is told, with what holds for all.
     pub(crate) fn relay_config(&self, outbox: &OutboxSettings) -> Config {
         let mut config = Config { outbox: outbox.name.clone(), ..outbox.relay.clone() };
-        let Self { metrics, health, .. } = self;
+        let Self { log, metrics, health, .. } = self;
+        config.log_tenant = log.tenant;
         config.metric_tenants = metrics.tenants;
         config.housekeeping.refresh = metrics.enabled.then_some(metrics.refresh);
         config.housekeeping.health = Some(health.interval);

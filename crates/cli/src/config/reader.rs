@@ -176,12 +176,12 @@ impl Reader {
         self.problems = problems;
     }
 
-    fn from_flags(&self, key: &str) -> Option<Given> {
+    fn flag_of(&self, key: &str) -> Option<Given> {
         let flag = self.flags.iter().find(|flag| flag.key == key)?;
         Some(Given { text: flag.text.clone(), origin: flag.origin.clone() })
     }
 
-    fn from_environment(&mut self, key: &str) -> Option<Given> {
+    fn variable_of(&mut self, key: &str) -> Option<Given> {
         let others = OTHER_NAMES.iter().filter(|(of, _)| *of == key);
         let names =
             std::iter::once(variable(key)).chain(others.map(|(_, name)| (*name).to_owned()));
@@ -196,7 +196,7 @@ impl Reader {
         given
     }
 
-    fn from_file(&mut self, key: &str) -> Option<Given> {
+    fn entry_of(&mut self, key: &str) -> Option<Given> {
         self.asked.push(key.to_owned());
         let entry = self.file.values.get(key)?.clone();
         let origin = Origin::File { name: self.file.name.clone(), line: entry.line };
@@ -209,12 +209,12 @@ impl Reader {
         }
     }
 
-    fn from_anywhere(&mut self, key: &str, general: Option<&str>) -> Option<Given> {
+    fn find(&mut self, key: &str, general: Option<&str>) -> Option<Given> {
         let keys: Vec<&str> = std::iter::once(key).chain(general).collect();
         // All are asked, so that all are known.
-        let flags = keys.iter().find_map(|key| self.from_flags(key));
-        let variables: Vec<_> = keys.iter().map(|key| self.from_environment(key)).collect();
-        let files: Vec<_> = keys.iter().map(|key| self.from_file(key)).collect();
+        let flags = keys.iter().find_map(|key| self.flag_of(key));
+        let variables: Vec<_> = keys.iter().map(|key| self.variable_of(key)).collect();
+        let files: Vec<_> = keys.iter().map(|key| self.entry_of(key)).collect();
         flags.or(variables.into_iter().chain(files).flatten().next())
     }
 }
@@ -250,7 +250,7 @@ impl Section<'_> {
 
     pub(crate) fn given(&mut self, name: &str) -> Option<Given> {
         let general = self.general.as_ref().map(|general| format!("{general}.{name}"));
-        self.reader.from_anywhere(&self.key(name), general.as_deref())
+        self.reader.find(&self.key(name), general.as_deref())
     }
 
     pub(crate) fn show(&mut self, name: &str, value: Option<String>, origin: Origin) {

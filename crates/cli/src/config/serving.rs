@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use posthaste::relay::LogTenant;
 use posthaste_admin::{Role, Tls, Token};
 
 use tracing_subscriber::EnvFilter;
@@ -20,23 +21,12 @@ pub(crate) enum LogLines {
     Json,
 }
 
-/// What log lines say of tenants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TenantField {
-    /// Their names.
-    Plain,
-    /// A hash: the same tenant is the same text.
-    Hashed,
-    /// Nothing.
-    Off,
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct LogSettings {
     pub(crate) format: LogLines,
     /// `None`: what suits the command.
     pub(crate) level: Option<String>,
-    pub(crate) tenant: TenantField,
+    pub(crate) tenant: LogTenant,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,11 +70,7 @@ pub(super) fn log(reader: &mut Reader) -> LogSettings {
         level: level(&mut log),
         tenant: log.choice(
             "tenant",
-            &[
-                ("plain", TenantField::Plain),
-                ("hashed", TenantField::Hashed),
-                ("off", TenantField::Off),
-            ],
+            &[("plain", LogTenant::Plain), ("hashed", LogTenant::Hashed), ("off", LogTenant::Off)],
         ),
     }
 }
@@ -110,7 +96,7 @@ pub(super) fn metrics(reader: &mut Reader) -> MetricsSettings {
     let mut metrics = reader.section("metrics");
     MetricsSettings {
         enabled: metrics.yes_or_no("enabled", true),
-        refresh: metrics.duration("refresh", Duration::from_secs(30)),
+        refresh: some_time(&mut metrics, "refresh", Duration::from_secs(30)),
         tenants: metrics.number("tenants", 0),
     }
 }
@@ -119,9 +105,19 @@ pub(super) fn health(reader: &mut Reader) -> HealthSettings {
     let mut health = reader.section("health");
     HealthSettings {
         listen: address(&mut health, "127.0.0.1:9465"),
-        interval: health.duration("interval", Duration::from_mins(1)),
-        max_age: health.duration("max_age", Duration::from_mins(5)),
+        interval: some_time(&mut health, "interval", Duration::from_mins(1)),
+        max_age: some_time(&mut health, "max_age", Duration::from_mins(5)),
     }
+}
+
+/// A duration that is not 0.
+fn some_time(section: &mut Section<'_>, name: &str, default: Duration) -> Duration {
+    let time = section.duration(name, default);
+    if time.is_zero() {
+        let key = section.key(name);
+        section.problem(name, format!("{key} is 0; give it a duration, such as 30s"));
+    }
+    time
 }
 
 /// An address to listen at; `off` for none.

@@ -1,6 +1,6 @@
 //! Every key of the configuration, and what becomes of it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use posthaste::{
     Secret, TableName,
@@ -173,32 +173,28 @@ fn backoff(mut backoff: Section<'_>) -> Backoff {
 
 /// Housekeeping of settled events.
 fn cleaned(mut cleaner: Section<'_>, relay: Config) -> (Config, Retention) {
+    let default = Housekeeping::default();
     let enabled = cleaner.yes_or_no("enabled", true);
-    let interval = cleaner.duration("interval", Duration::from_hours(1));
+    let interval = cleaner.duration("interval", default.purge_interval.unwrap_or_default());
     let retention = Retention {
-        sent: cleaner.duration("retention", Retention::default().sent),
+        sent: cleaner.duration("retention", default.retention.sent),
         dead: cleaner.maybe_duration("dead_retention"),
     };
-    let default = relay.housekeeping;
-    let inbox_retention = cleaner.duration("inbox_retention", default.inbox_retention);
-    let batch = cleaner.number("batch", default.batch);
-    let config = Config {
-        housekeeping: Housekeeping {
-            purge_interval: enabled.then_some(interval),
-            batch,
-            retention,
-            inbox_retention,
-            ..default
-        },
-        ..relay
+    let housekeeping = Housekeeping {
+        purge_interval: enabled.then_some(interval),
+        batch: cleaner.number("batch", default.batch),
+        retention,
+        inbox_retention: cleaner.duration("inbox_retention", default.inbox_retention),
+        ..default
     };
-    for (name, value) in [("interval", interval.as_millis()), ("batch", batch as u128)] {
+    for (name, value) in [("interval", interval.as_millis()), ("batch", housekeeping.batch as u128)]
+    {
         if value == 0 {
             let key = cleaner.key(name);
             cleaner.problem(name, format!("{key} is 0; it must be at least 1"));
         }
     }
-    (config, retention)
+    (Config { housekeeping, ..relay }, retention)
 }
 
 pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {

@@ -19,7 +19,7 @@ mod summary;
 
 mod run;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Args;
 use posthaste::{
@@ -53,6 +53,11 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 100,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
+
+    /// Serve the dashboard while it runs [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1,
+        default_missing_value = "127.0.0.1:9464")]
+    serve: Option<SocketAddr>,
 }
 
 pub(crate) async fn run(args: DemoArgs) -> Result<()> {
@@ -70,8 +75,8 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
     let tables = unique("posthaste_demo");
     let options = Options { table: tables.name().clone(), ..Options::default() };
     let own = folder.is_some();
-    let demo =
-        |store| Demo { store, tables: tables.clone(), own, time: args.time, rate: args.rate };
+    let DemoArgs { time, rate, serve, .. } = args;
+    let demo = |store| Demo { store, tables: tables.clone(), own, time, rate, serve };
     let summary = match url.split(':').next() {
         Some("postgres" | "postgresql") => {
             let store = PostgresStore::connect(&url, tables.clone(), &options).await?;

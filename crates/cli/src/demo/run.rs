@@ -3,10 +3,12 @@
 
 use std::{
     collections::VecDeque,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste::{
     Error, ErrorKind, Outbox, Result, Status,
     backoff::Backoff,
@@ -14,6 +16,7 @@ use posthaste::{
     store::{Counts, Filter, Store},
     stores::Tables,
 };
+use posthaste_admin::AdminOutbox;
 use sqlx::{Executor, Pool};
 use tokio::{
     sync::watch,
@@ -28,10 +31,18 @@ use super::{
     shop::{Shop, closed_early, crashed},
     summary::Summary,
 };
-use crate::{output::print, stop::StopSignal};
+use crate::{
+    config::{AdminSettings, Listen},
+    output::print,
+    serve::{Serving, record_metrics},
+    stop::StopSignal,
+};
 
 /// The failure with this number is an event's last: few, so that poison ends while one watches.
 const MAX_ATTEMPTS: u32 = 5;
+
+/// A long run is not to fill the disk.
+const RETENTION: Retention = Retention { sent: Duration::from_secs(30), dead: None };
 
 /// How long the end waits for what is still to be delivered.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -43,6 +54,8 @@ pub(super) struct Demo {
     pub(super) own: bool,
     pub(super) time: Option<Duration>,
     pub(super) rate: u32,
+    /// Where the dashboard is.
+    pub(super) serve: Option<SocketAddr>,
 }
 
 impl Demo {
@@ -71,8 +84,11 @@ impl Demo {
         signal: &mut StopSignal,
     ) -> Result<Summary> {
         let ledger = Arc::new(Ledger::new());
-        let relay = self.relay(&ledger)?;
+        let serving = &mut Serving::nothing();
+        let metrics = self.serve.map(|_| record_metrics()).transpose()?;
+        let relay = Arc::new(self.relay(&ledger)?);
         relay.start().await?;
+        self.serve(serving, metrics, &relay).await?;
         // The shop opens when the relay has its leases, so that the figures show its usual day.
         let mut stats = relay.watch();
         let leased = stats.wait_for(|stats| stats.shards_owned == stats.shards && stats.shards > 0);
@@ -103,6 +119,28 @@ impl Demo {
                 ErrorKind::State,
                 "stopped by a second signal before the end; nothing was checked",
             )),
+        }
+    }
+
+    /// Serves the dashboard until the demo ends.
+    async fn serve(
+        &self,
+        serving: &mut Serving,
+        metrics: Option<PrometheusHandle>,
+        relay: &Arc<Relay>,
+    ) -> Result<()> {
+        let listen = self.serve.map(|address| Listen { address, chosen: true });
+        let outbox = AdminOutbox {
+            name: "demo".to_owned(),
+            store: Arc::clone(&self.store),
+            relay: Some(Arc::clone(relay)),
+            destinations: vec!["demo".to_owned()],
+            retention: RETENTION,
+        };
+        let settings = AdminSettings { listen, tls: None, tokens: Vec::new() };
+        match serving.admin(settings, metrics, vec![outbox]).await? {
+            Some(url) => print(&format!("dashboard: {url}\n")),
+            None => Ok(()),
         }
     }
 
@@ -148,9 +186,9 @@ impl Demo {
                 base: Duration::from_millis(50),
                 cap: Duration::from_secs(1),
             },
-            // A long run is not to fill the disk.
+            outbox: "demo".to_owned(),
             housekeeping: Housekeeping {
-                retention: Retention { sent: Duration::from_secs(30), dead: None },
+                retention: RETENTION,
                 purge_interval: Some(Duration::from_secs(10)),
                 ..Housekeeping::default()
             },

@@ -131,8 +131,10 @@ pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {
     for outbox in &settings.outboxes {
         let built = async {
             let (destinations, routes) = routing(settings, outbox, &destinations)?;
-            let store = stores::connect("sqlite::memory:", &Options::default()).await?;
-            Relay::routed(store, destinations, routes, outbox.relay.clone()).map(drop)
+            let store =
+                stores::connect("sqlite:file:posthaste_check?mode=memory", &Options::default())
+                    .await?;
+            Relay::routed(store, destinations, routes, settings.relay_config(outbox)).map(drop)
         };
         if let Err(error) = built.await {
             let problem = error.to_string();

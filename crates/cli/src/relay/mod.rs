@@ -72,7 +72,7 @@ impl Running {
             destinations,
             retention: outbox.retention,
         };
-        Self { label, served, store, relay }
+        Self { served, label, store, relay }
     }
 }
 

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -72,6 +72,14 @@ impl Folder {
     /// The URL of a database that may not be there yet.
     pub fn url(&self) -> String {
         format!("sqlite:{}", self.0.join("app.db").display())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 
     pub fn is_empty(&self) -> bool {

@@ -1,0 +1,128 @@
+//! `posthaste doctor`: what is wrong with the installation, or why an event is not delivered.
+
+use std::time::Duration;
+
+use clap::Args;
+use posthaste::{
+    Error, ErrorKind, Result,
+    store::{Finding, Level, Store},
+};
+use posthaste_operate::doctor::{Cause, examine, explain};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    args::OutboxArgs,
+    config::{DestinationSettings, Settings},
+    database, destination, logging,
+    output::{self, counted, painted, print},
+};
+
+/// How long a destination may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Check the installation, or explain why an event is not delivered. The exit code is 0 only if
+/// all is well.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    /// The event that is not delivered
+    #[arg(value_name = "EVENT_ID")]
+    id: Option<Uuid>,
+
+    /// Do not connect to the destinations of the configuration
+    #[arg(long)]
+    no_destinations: bool,
+
+    /// One JSON object instead of sentences
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    outbox: OutboxArgs,
+}
+
+pub(crate) async fn run(args: DoctorArgs) -> Result<()> {
+    let outbox = args.outbox.one()?;
+    let settings = args.outbox.load(Vec::new())?;
+    // It says itself what it finds.
+    logging::to_stderr("off", None);
+    database::refuse_missing_file(outbox.url.expose())?;
+    let store = database::connect(&outbox).await?;
+    match args.id {
+        Some(id) => event(&*store, id, &settings, args.json).await,
+        None => installation(&*store, &settings, &args).await,
+    }
+}
+
+async fn event(store: &dyn Store, id: Uuid, settings: &Settings, json: bool) -> Result<()> {
+    store.check().await?;
+    let names = settings.destinations.iter().filter_map(|one| one.name.clone());
+    let explanation = explain(store, id, &names.collect::<Vec<_>>()).await?;
+    if json {
+        print(&output::json(&explanation)?)?;
+    } else {
+        let mend = explanation.mend.as_ref().map(|mend| format!("\n  {mend}\n"));
+        print(&format!("{}\n{}", explanation.sentence, mend.unwrap_or_default()))?;
+    }
+    match explanation.cause {
+        Cause::Delivered | Cause::Discarded | Cause::InProgress => Ok(()),
+        Cause::NotFound => Err(Error::new(ErrorKind::NotFound, format!("event {id} is not there"))),
+        _ => Err(Error::new(ErrorKind::State, format!("event {id} is not delivered"))),
+    }
+}
+
+async fn installation(store: &dyn Store, settings: &Settings, args: &DoctorArgs) -> Result<()> {
+    let mut findings = examine(store).await?;
+    if !args.no_destinations {
+        for one in &settings.destinations {
+            findings.push(destination(one).await);
+        }
+    }
+    let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
+    if args.json {
+        print(&output::json(&json!({ "findings": findings }))?)?;
+    } else {
+        for finding in &findings {
+            print(&line(finding))?;
+        }
+    }
+    match problems {
+        0 => Ok(()),
+        problems => {
+            let problems = counted(problems as u64, "problem", "problems");
+            Err(Error::new(ErrorKind::State, format!("{problems} found")))
+        }
+    }
+}
+
+/// Whether a destination can be reached.
+async fn destination(settings: &DestinationSettings) -> Finding {
+    let name = settings.name.clone().unwrap_or_else(|| "destination".to_owned());
+    let reached = match destination::configured(settings) {
+        Err(error) => Err(error),
+        Ok(transport) => match tokio::time::timeout(PATIENCE, transport.check()).await {
+            Ok(checked) => checked,
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "it did not answer in time")),
+        },
+    };
+    match reached {
+        Ok(found) => Finding::ok("destinations", format!("{name}: {found}")),
+        Err(error) => Finding::new(
+            "destinations",
+            Level::Problem,
+            format!("{name} cannot be reached: {error}"),
+        ),
+    }
+}
+
+fn line(finding: &Finding) -> String {
+    let Finding { check, level, text, mend } = finding;
+    let (word, colour) = match level {
+        Level::Ok => ("ok     ", 32),
+        Level::Note => ("note   ", 36),
+        Level::Warning => ("warning", 33),
+        Level::Problem => ("problem", 31),
+    };
+    let mend = mend.as_ref().map(|mend| format!("         {mend}\n")).unwrap_or_default();
+    format!("{} {check}: {text}\n{mend}", painted(word, colour))
+}
