@@ -96,7 +96,7 @@ fn shards(alive: &[&RelayRecord], shards: &[ShardRecord]) -> Option<Finding> {
     }
     let text = format!(
         "held by no relay: shards {}; live relays take them with their next heartbeat, unless they \
-         are paused or cannot reach the database",
+         are paused, switched off (relay.enabled) or cannot reach the database",
         free.join(", ")
     );
     Some(Finding::new("shards", Level::Warning, text).mended_by("posthaste relays"))

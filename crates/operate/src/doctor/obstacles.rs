@@ -142,8 +142,8 @@ impl<'a> Surroundings<'a> {
             return None;
         }
         let sentence = format!(
-            "shard {} is held by no relay; the lease of its last owner has run out or was given \
-             back, and a live relay takes it with its next heartbeat",
+            "shard {} is held by no relay; a live one takes it with its next heartbeat, unless it is \
+             switched off (relay.enabled) or cannot reach the database",
             record.shard
         );
         Some(Explanation::new(Cause::ShardUnowned, sentence).mended_by("posthaste relays"))

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event,
-    store::{Pausable, Selection},
+    store::{Pausable, Relay as Reported, Selection},
     transport::{Outcome, Transport},
 };
 use posthaste_operate::{
@@ -159,12 +159,17 @@ async fn an_event_behind_a_dead_one_of_a_parked_key_is_parked<DB: Dialect>(on: &
     says(&ask(on, first).await, Cause::Dead, &words, Some(&mend));
 }
 
+/// A relay with one route.
+fn routed<DB: Dialect>(on: &Outbox<DB>, route: Route) -> Relay {
+    let destination = Destination::new(Arc::new(MemoryTransport::new()));
+    let store = DB::store(on.pool.clone(), on.tables.clone());
+    let routes = Routes::new().route(route);
+    Relay::routed(store, vec![destination], routes, Config::default()).unwrap()
+}
+
 async fn an_event_without_a_route_says_so<DB: Dialect>(on: &Outbox<DB>) {
     let id = on.enqueue(&event("1")).await;
-    let destination = Destination::new(Arc::new(MemoryTransport::new()));
-    let routes = Routes::new().route(Route::to("memory").aggregate_type("Invoice"));
-    let store = DB::store(on.pool.clone(), on.tables.clone());
-    let relay = Relay::routed(store, vec![destination], routes, Config::default()).unwrap();
+    let relay = routed(on, Route::to("memory").aggregate_type("Invoice"));
     relay.relay_once().await.unwrap();
     let mend = format!("add a route that matches it, then: posthaste dead replay {id}");
     let words = ["dead since", "no route for OrderPlaced of Order 1"];
@@ -178,7 +183,8 @@ where
     let id = on.enqueue(&event("1")).await;
     let spoil = on.tables.fill("update {events} set headers = '[1]'");
     posthaste_testkit::tables::run(&on.pool, spoil).await.unwrap();
-    on.relay(MemoryTransport::new(), Config::default()).relay_once().await.unwrap();
+    // It goes nowhere either, and not for want of a route.
+    routed(on, Route::to("memory")).relay_once().await.unwrap();
     let mend = format!("posthaste dead replay {id}");
     says(&ask(on, id).await, Cause::Dead, &["headers"], Some(&mend));
 }
@@ -249,6 +255,12 @@ async fn a_pause_is_named_with_who_set_it<DB: Dialect>(on: &Outbox<DB>) {
 
 async fn without_a_relay_nothing_is_delivered<DB: Dialect>(on: &Outbox<DB>) {
     let id = on.enqueue(&event("1")).await;
+    says(&ask(on, id).await, Cause::NoRelay, &["no relay"], Some("posthaste relay"));
+
+    // One that has died is remembered for a while.
+    let brief = Reported { lease: Duration::from_millis(1), ..on.report("r1").await };
+    on.store.heartbeat(&brief, 0).await.unwrap();
+    until("its death", async || on.store.relays().await.unwrap().iter().all(|r| !r.alive)).await;
     says(&ask(on, id).await, Cause::NoRelay, &["no relay"], Some("posthaste relay"));
 }
 
