@@ -2,7 +2,7 @@
 
 mod command;
 
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 use command::{Folder, stderr, stdout};
 use posthaste::{
@@ -30,7 +30,7 @@ async fn execute(pool: &PgPool, sql: String) -> Result<(), sqlx::Error> {
 /// Refused for want of a privilege, and for no other reason.
 async fn forbidden(pool: &PgPool, sql: String) {
     let error = execute(pool, sql.clone()).await.expect_err(&sql);
-    let code = error.as_database_error().and_then(|error| error.code().map(|c| c.into_owned()));
+    let code = error.as_database_error().and_then(|error| error.code().map(Cow::into_owned));
     assert_eq!(code.as_deref(), Some("42501"), "{sql}: {error}");
 }
 
