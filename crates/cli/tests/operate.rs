@@ -520,8 +520,15 @@ fn a_demo_serves_its_dashboard() {
     let line = demo.line("dashboard: ");
     let url = line.strip_prefix("dashboard: ").unwrap();
     assert!(get(&format!("{url}/"), None).contains("<html"));
-    assert!(get(&format!("{url}/api/v1/outboxes/demo/overview"), None).contains("\"alive\":true"));
-    assert!(get(&format!("{url}/metrics"), None).contains("outbox_shards_owned"));
+    for (path, part) in
+        [("api/v1/outboxes/demo/overview", "\"alive\":true"), ("metrics", "outbox_shards_owned")]
+    {
+        let deadline = Instant::now() + PATIENCE;
+        while !get(&format!("{url}/{path}"), None).contains(part) {
+            assert!(Instant::now() < deadline, "{path} never says {part}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
     assert!(demo.child.wait().unwrap().success());
 }
 
