@@ -8,7 +8,10 @@ import { h } from "./view.js";
 const VERBS = { replay: ["Replay", "replayed"], discard: ["Discard", "discarded"] };
 // The server changes no more than these with one question.
 const LIMIT = 10_000;
-const RATES = [["", "as fast as possible"], ["10", "10 a second"], ["100", "100 a second"], ["1000", "1,000 a second"]];
+const RATES = [["", "as fast as possible"], ["10", "10 a second"], ["100", "100 a second"], [
+  "1000",
+  "1,000 a second",
+]];
 
 const CONSEQUENCE = {
   replay: {
@@ -27,7 +30,10 @@ export function one(context, action, event) {
   return ask({
     title: `${verb} this event?`,
     danger: action === "discard",
-    text: () => [h("p", null, h("strong", null, event.type ?? "Event"), " ", h("code", null, event.id)), h("p", null, CONSEQUENCE[action].one)],
+    text: () => [
+      h("p", null, h("strong", null, event.type ?? "Event"), " ", h("code", null, event.id)),
+      h("p", null, CONSEQUENCE[action].one),
+    ],
     confirm: () => verb,
     act: async () => {
       const { changed } = await post(context.path("events", event.id, action));
@@ -41,7 +47,13 @@ export function one(context, action, event) {
 export function all(context, action, filter) {
   const [verb, done] = VERBS[action];
   const form = { rate: "" };
-  const body = (dry_run) => ({ action, filter, dry_run, limit: LIMIT, ...(form.rate && !dry_run ? { rate: Number(form.rate) } : {}) });
+  const body = (dry_run) => ({
+    action,
+    filter,
+    dry_run,
+    limit: LIMIT,
+    ...(form.rate && !dry_run ? { rate: Number(form.rate) } : {}),
+  });
   return ask({
     title: `${verb} all that match?`,
     danger: action === "discard",
@@ -51,13 +63,30 @@ export function all(context, action, filter) {
     },
     text: ({ matched, more }) => [
       h("p.dialog-number", null, count(matched), more && "+"),
-      h("p", null, matched === 0 ? "No event matches." : `${matched === 1 ? "event matches" : "events match"} ${describe(filter)}.`),
+      h(
+        "p",
+        null,
+        matched === 0
+          ? "No event matches."
+          : `${matched === 1 ? "event matches" : "events match"} ${describe(filter)}.`,
+      ),
       more && h("p.soft", null, `There are more: each time at most ${many(LIMIT, "event")} are changed.`),
       matched > 0 && h("p", null, CONSEQUENCE[action].all),
     ],
-    fields: (redraw) => action === "replay" && h("label.field", null, "Rate",
-      h("select", { value: form.rate, onchange: (event) => { form.rate = event.target.value; redraw(); } },
-        RATES.map(([value, text]) => h("option", { key: value, value }, text)))),
+    fields: (redraw) =>
+      action === "replay" &&
+      h(
+        "label.field",
+        null,
+        "Rate",
+        h("select", {
+          value: form.rate,
+          onchange: (event) => {
+            form.rate = event.target.value;
+            redraw();
+          },
+        }, RATES.map(([value, text]) => h("option", { key: value, value }, text))),
+      ),
     confirm: ({ matched }) => `${verb} ${many(matched, "event")}`,
     act: async () => {
       const { changed, more } = await post(context.path("bulk"), body(false));
@@ -69,7 +98,9 @@ export function all(context, action, filter) {
 
 const describe = (filter) => {
   const parts = Object.entries(filter).filter(([, value]) => value);
-  return parts.length ? parts.map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ") : "everything";
+  return parts.length
+    ? parts.map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ")
+    : "everything";
 };
 
 /** Pauses something: `{ kind, name?, key? }`. */
@@ -77,12 +108,27 @@ export function pause(context, what, named, consequence) {
   const form = {};
   return ask({
     title: `Pause ${named}?`,
-    text: () => h("p", null, `${consequence} The pause is kept until somebody ends it, also across restarts.`),
-    fields: () => h("label.field", null, "Why (for your colleagues)",
-      h("input", { type: "text", maxlength: "200", oninput: (event) => { form.note = event.target.value; } })),
+    text: () =>
+      h("p", null, `${consequence} The pause is kept until somebody ends it, also across restarts.`),
+    fields: () =>
+      h(
+        "label.field",
+        null,
+        "Why (for your colleagues)",
+        h("input", {
+          type: "text",
+          maxlength: "200",
+          oninput: (event) => {
+            form.note = event.target.value;
+          },
+        }),
+      ),
     confirm: () => "Pause",
     act: async () => {
-      const { changed } = await post(context.path("pauses"), { ...what, ...(form.note ? { note: form.note } : {}) });
+      const { changed } = await post(context.path("pauses"), {
+        ...what,
+        ...(form.note ? { note: form.note } : {}),
+      });
       context.reload();
       return changed ? `Paused: ${named}` : `${named} was paused already`;
     },
@@ -120,7 +166,8 @@ export function purge(context) {
   return ask({
     title: "Purge now?",
     danger: true,
-    text: () => h("p", null, "Events that were sent or discarded longer ago than they are kept for are deleted."),
+    text: () =>
+      h("p", null, "Events that were sent or discarded longer ago than they are kept for are deleted."),
     confirm: () => "Purge",
     act: async () => {
       const { deleted } = await post(context.path("purge"));

@@ -31,14 +31,22 @@ function compareClocks(date) {
 }
 
 async function request(method, path, { query, body, signal } = {}) {
-  const given = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const given = Object.entries(query ?? {}).filter(([, value]) =>
+    value !== undefined && value !== null && value !== ""
+  );
   const url = `${BASE}/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
   const headers = { Accept: "application/json" };
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
   if (method !== "GET") headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(url, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
+    response = await fetch(url, {
+      method,
+      headers,
+      signal,
+      body: body && JSON.stringify(body),
+      cache: "no-store",
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "No answer", "The server does not answer.");
@@ -54,4 +62,5 @@ export const post = (path, body = {}) => request("POST", path, { body });
 export const remove = (path) => request("DELETE", path);
 
 /** A path of this outbox, each part escaped. */
-export const inOutbox = (outbox, ...parts) => ["outboxes", outbox, ...parts].map(encodeURIComponent).join("/");
+export const inOutbox = (outbox, ...parts) =>
+  ["outboxes", outbox, ...parts].map(encodeURIComponent).join("/");

@@ -24,7 +24,11 @@ import tenants from "./pages/tenants.js";
 // A page: `title`, `load(context)` gives what `view(context, data)` shows, asked again `every` so many
 // milliseconds. Those with a `key` stand in the menu.
 const PAGES = { overview, events, event, dead, relays, destinations, tenants, audit, doctor };
-const MENU = Object.entries(PAGES).filter(([, page]) => page.key).map(([page, { key, title }]) => ({ page, key, title }));
+const MENU = Object.entries(PAGES).filter(([, page]) => page.key).map(([page, { key, title }]) => ({
+  page,
+  key,
+  title,
+}));
 const BADGE_MS = 10_000;
 
 const draw = mount(document.getElementById("app"));
@@ -48,8 +52,15 @@ function refused(error) {
   if (error.status === 401) {
     const wrong = token.get() !== null;
     token.forget();
-    draw(login({ wrong, enter: (given) => { token.set(given); start(); } }));
-    document.querySelector(".login input")?.focus();
+    draw(login({
+      wrong,
+      enter: (given) => {
+        token.set(given);
+        start();
+      },
+    }));
+    // Selected: what is typed next replaces a token that was wrong.
+    document.querySelector("#token").select();
   } else {
     draw(h("main.alone", null, empty("The admin API does not answer", error.message)));
     setTimeout(start, 2000);
@@ -72,7 +83,8 @@ function visit() {
     return;
   }
   const before = context;
-  const same = before !== null && ["page", "argument", "outbox"].every((part) => before[part] === route[part]);
+  const same = before !== null &&
+    ["page", "argument", "outbox"].every((part) => before[part] === route[part]);
   leave();
   const page = PAGES[route.page] ?? PAGES.overview;
   const mine = {
@@ -126,9 +138,14 @@ const badges = (mine) =>
 
 function show(page) {
   draw(shell({
-    session, context, page, menu: MENU,
+    session,
+    context,
+    page,
+    menu: MENU,
     switchOutbox: (name) => go(address(name, context.page === "event" ? "events" : context.page)),
-    search, help, theme: changeTheme,
+    search,
+    help,
+    theme: changeTheme,
     leave: () => {
       token.forget();
       leave();
@@ -142,7 +159,9 @@ function show(page) {
 function body(page) {
   if (context.data !== undefined) return page.view(context, context.data);
   if (!context.failure) return h("div.loading", { "aria-busy": "true" }, h("span", null, "Loading…"));
-  const { title, message } = context.failure instanceof Problem ? context.failure : { title: "Something is wrong with this page", message: String(context.failure) };
+  const { title, message } = context.failure instanceof Problem
+    ? context.failure
+    : { title: "Something is wrong with this page", message: String(context.failure) };
   return empty(title, message);
 }
 
@@ -168,6 +187,11 @@ function changeTheme() {
 }
 
 applyTheme();
-const help = listenToKeys({ pages: MENU, goTo: (page) => context && go(context.link(page)), search, theme: changeTheme });
+const help = listenToKeys({
+  pages: MENU,
+  goTo: (page) => context && go(context.link(page)),
+  search,
+  theme: changeTheme,
+});
 addEventListener("hashchange", visit);
 start();

@@ -23,7 +23,9 @@ export function chart({ title, points, lines, format, state, redraw }) {
 
   const looked = state.at === undefined ? -1 : nearest(times, state.at);
   const shown = points[looked] ?? points.at(-1);
-  const value = (field) => (shown?.[field] === null || shown?.[field] === undefined ? "–" : format(shown[field]));
+  const value = (
+    field,
+  ) => (shown?.[field] === null || shown?.[field] === undefined ? "–" : format(shown[field]));
   const look = (at) => {
     state.at = at;
     redraw();
@@ -40,40 +42,82 @@ export function chart({ title, points, lines, format, state, redraw }) {
     look(times[Math.max(0, Math.min(times.length - 1, (looked < 0 ? times.length - 1 : looked) + by))]);
   };
 
-  return h("figure.chart.card", { "aria-label": title },
-    h("figcaption.chart-head", null,
+  return h(
+    "figure.chart.card",
+    { "aria-label": title },
+    h(
+      "figcaption.chart-head",
+      null,
       h("h2", null, title),
       h("span.chart-time", null, looked >= 0 ? timeOfDay(shown.at) : ""),
-      h("ul.legend", null, lines.map(({ name, kind, field }) =>
-        h("li", { key: name, class: `line-${kind}` }, h("span.legend-name", null, name), h("strong", null, value(field)))))),
-    h("div.plot", {
-      tabindex: "0",
-      role: "img",
-      "aria-label": `${title}: ${lines.map(({ name, field }) => `${name} ${value(field)}`).join(", ")}. Arrow keys move through time.`,
-      onpointermove: point,
-      onpointerleave: () => look(undefined),
-      onkeydown: step,
-      onblur: () => look(undefined),
-    },
+      h(
+        "ul.legend",
+        null,
+        lines.map(({ name, kind, field }) =>
+          h(
+            "li",
+            { key: name, class: `line-${kind}` },
+            h("span.legend-name", null, name),
+            h("strong", null, value(field)),
+          )
+        ),
+      ),
+    ),
+    h(
+      "div.plot",
+      {
+        tabindex: "0",
+        role: "img",
+        "aria-label": `${title}: ${
+          lines.map(({ name, field }) => `${name} ${value(field)}`).join(", ")
+        }. Arrow keys move through time.`,
+        onpointermove: point,
+        onpointerleave: () => look(undefined),
+        onkeydown: step,
+        onblur: () => look(undefined),
+      },
       [1, 0.5, 0].map((part) =>
-        h("span.scale", { key: part, vars: { "--at": String(1 - part) } }, part === 0 ? "0" : format(top * part))),
-      h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+        h(
+          "span.scale",
+          { key: part, vars: { "--at": String(1 - part) } },
+          part === 0 ? "0" : format(top * part),
+        )
+      ),
+      h(
+        "svg",
+        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
         lines.map(({ kind, field }, index) => {
           const path = line(points, field, x, y);
-          return h("g", { key: kind, class: `line-${kind}` },
+          return h(
+            "g",
+            { key: kind, class: `line-${kind}` },
             index === 0 && path && h("path.area", { d: area(points, field, x, y) }),
-            h("path.stroke", { d: path }));
+            h("path.stroke", { d: path }),
+          );
         }),
-        looked >= 0 && h("line.cursor", { x1: x(looked), x2: x(looked), y1: 0, y2: HEIGHT })),
-      lines.every(({ field }) => known(points, field).length === 0) && h("span.plot-empty", null, "Nothing yet")),
-    h("div.chart-foot", { "aria-hidden": "true" }, h("span", null, `${duration(span / 1000)} ago`), h("span", null, "now")));
+        looked >= 0 && h("line.cursor", { x1: x(looked), x2: x(looked), y1: 0, y2: HEIGHT }),
+      ),
+      lines.every(({ field }) => known(points, field).length === 0) &&
+        h("span.plot-empty", null, "Nothing yet"),
+    ),
+    h(
+      "div.chart-foot",
+      { "aria-hidden": "true" },
+      h("span", null, `${duration(span / 1000)} ago`),
+      h("span", null, "now"),
+    ),
+  );
 }
 
 const known = (points, field) =>
-  points.map((point, index) => [index, point[field]]).filter(([, value]) => value !== null && value !== undefined);
+  points.map((point, index) => [index, point[field]]).filter(([, value]) =>
+    value !== null && value !== undefined
+  );
 
 const line = (points, field, x, y) =>
-  known(points, field).map(([index, value], nth) => `${nth ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(2)}`).join("");
+  known(points, field).map(([index, value], nth) =>
+    `${nth ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(2)}`
+  ).join("");
 
 function area(points, field, x, y) {
   const [first, last] = [known(points, field)[0][0], known(points, field).at(-1)[0]];
@@ -83,7 +127,10 @@ function area(points, field, x, y) {
 /** A round number above it whose half is round too: both are written at the scale. */
 function ceiling(value) {
   const power = Math.max(1, 10 ** Math.floor(Math.log10(value || 1)));
-  return power * [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10].find((step) => step * power >= value && Number.isInteger((step * power) / 2));
+  return power *
+    [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10].find((step) =>
+      step * power >= value && Number.isInteger((step * power) / 2)
+    );
 }
 
 function nearest(times, at) {

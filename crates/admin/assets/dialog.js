@@ -30,7 +30,11 @@ export function ask({ title, prepare, text, fields, confirm, danger, act }) {
   return open(title, ({ close, redraw }) => {
     if (prepare && !state.asked) {
       state.asked = true;
-      prepare().then((found) => { state.found = found; }, (error) => { state.failure = error.message; }).then(redraw);
+      prepare().then((found) => {
+        state.found = found;
+      }, (error) => {
+        state.failure = error.message;
+      }).then(redraw);
     }
     const yes = async () => {
       Object.assign(state, { busy: true, failure: null });
@@ -44,15 +48,32 @@ export function ask({ title, prepare, text, fields, confirm, danger, act }) {
       }
     };
     const ready = state.found !== undefined && !state.found.nothing && !state.busy;
-    return h("form", { onsubmit: (event) => { event.preventDefault(); if (ready) yes(); } },
+    return h(
+      "form",
+      {
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (ready) yes();
+        },
+      },
       h("h2", null, title),
-      h("div.dialog-text", { "aria-live": "polite" },
+      h(
+        "div.dialog-text",
+        { "aria-live": "polite" },
         state.found ? text(state.found) : !state.failure && h("p.soft", null, "Counting…"),
-        state.failure && h("p.bad", { role: "alert" }, state.failure)),
+        state.failure && h("p.bad", { role: "alert" }, state.failure),
+      ),
       state.found && fields?.(redraw),
-      h("div.dialog-buttons", null,
+      h(
+        "div.dialog-buttons",
+        null,
         button("Cancel", { onclick: close, autofocus: danger }),
-        h("button.button", { type: "submit", class: danger ? "danger" : "primary", disabled: !ready },
-          state.busy ? "Working…" : state.found ? confirm(state.found) : "…")));
+        h(
+          "button.button",
+          { type: "submit", class: danger ? "danger" : "primary", disabled: !ready },
+          state.busy ? "Working…" : state.found ? confirm(state.found) : "…",
+        ),
+      ),
+    );
   });
 }

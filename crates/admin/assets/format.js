@@ -39,12 +39,18 @@ export function duration(seconds) {
 /** One unit is enough for an age in a list. */
 export function age(seconds) {
   if (seconds < 1) return "now";
-  const [size, unit] = [[86_400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) ?? [1, "s"];
+  const [size, unit] = [[86_400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) ??
+    [1, "s"];
   return `${Math.floor(seconds / size)} ${unit}`;
 }
 
 const moment = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+  year: "numeric",
+  month: "short",
+  day: "2-digit",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
   timeZoneName: "short",
 });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });

@@ -40,21 +40,38 @@ function walk(by) {
 function explain(pages) {
   const row = (keys, text) =>
     h("div", { key: text }, h("dt", null, keys.map((key) => h("kbd", { key }, key))), h("dd", null, text));
-  open("Keyboard", ({ close, redraw }) =>
-    h("div", null,
-      h("h2", null, "Keyboard"),
-      h("dl.shortcuts", null,
-        pages.map(({ key, title }) => row(["g", key], title)),
-        row(["/"], "Search events"), row(["j", "k"], "Next and previous row"), row(["Enter"], "Open the row"),
-        row(["t"], "Light, dark, system"), row(["?"], "This list"), row(["Esc"], "Close")),
-      h("label.check", null,
-        h("input", {
-          type: "checkbox",
-          checked: on(),
-          onchange: (event) => {
-            localStorage.setItem(OFF, event.target.checked ? "on" : "off");
-            redraw();
-          },
-        }), "Shortcuts are on"),
-      h("div.dialog-buttons", null, button("Close", { onclick: close, kind: "primary", autofocus: true }))));
+  open(
+    "Keyboard",
+    ({ close, redraw }) =>
+      h(
+        "div",
+        null,
+        h("h2", null, "Keyboard"),
+        h(
+          "dl.shortcuts",
+          null,
+          pages.map(({ key, title }) => row(["g", key], title)),
+          row(["/"], "Search events"),
+          row(["j", "k"], "Next and previous row"),
+          row(["Enter"], "Open the row"),
+          row(["t"], "Light, dark, system"),
+          row(["?"], "This list"),
+          row(["Esc"], "Close"),
+        ),
+        h(
+          "label.check",
+          null,
+          h("input", {
+            type: "checkbox",
+            checked: on(),
+            onchange: (event) => {
+              localStorage.setItem(OFF, event.target.checked ? "on" : "off");
+              redraw();
+            },
+          }),
+          "Shortcuts are on",
+        ),
+        h("div.dialog-buttons", null, button("Close", { onclick: close, kind: "primary", autofocus: true })),
+      ),
+  );
 }

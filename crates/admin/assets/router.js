@@ -4,7 +4,12 @@
 export function here() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [outbox, page, argument] = path.split("/").map(readable);
-  return { outbox, page: page || "overview", argument, query: Object.fromEntries(new URLSearchParams(query)) };
+  return {
+    outbox,
+    page: page || "overview",
+    argument,
+    query: Object.fromEntries(new URLSearchParams(query)),
+  };
 }
 
 // Somebody may have typed it: what cannot be decoded stands for itself.
@@ -19,7 +24,9 @@ function readable(part) {
 /** The address of a page, for a link. */
 export function address(outbox, page, argument, query) {
   const path = [outbox, page, argument].filter((part) => part !== undefined && part !== null);
-  const given = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const given = Object.entries(query ?? {}).filter(([, value]) =>
+    value !== undefined && value !== null && value !== ""
+  );
   const tail = given.length ? `?${new URLSearchParams(given)}` : "";
   return `#/${path.map(encodeURIComponent).join("/")}${tail}`;
 }

@@ -1,6 +1,6 @@
 // The one sentence at the top: what somebody on call wants to know first.
 
-import { many, duration } from "./format.js";
+import { duration, many } from "./format.js";
 
 const LONG_S = 60;
 
@@ -9,14 +9,47 @@ export function verdict({ counts, relays, pauses, oldest_pending_s }) {
   const alive = relays.filter((relay) => relay.alive);
   const open = alive.flatMap((relay) => relay.breakers ?? []);
   const outbox = pauses.find((pause) => pause.kind === "outbox");
-  if (outbox) return say("held", "Paused", `${outbox.by} paused this outbox${outbox.note ? `: ${outbox.note}` : "."} Events are kept and wait.`);
-  if (!alive.length) return say("bad", "No relay is alive", "Events are kept, and none is delivered until a relay runs.");
-  if (open.length) return say("bad", `${names(open)} ${new Set(open.map(({ destination }) => destination)).size === 1 ? "takes" : "take"} nothing`, "Its events wait and no attempt is burnt; the relay tries again by itself.");
-  if (oldest_pending_s > LONG_S) return say("warn", "Behind", `The oldest event that could be delivered has waited for ${duration(oldest_pending_s)}.`);
-  if (counts.dead > 0) return say("warn", `${many(counts.dead, "dead letter")} to decide on`, "Everything else is delivered as it comes.");
-  if (pauses.length) return say("held", `${many(pauses.length, "pause")} in force`, "Everything else is delivered as it comes.");
+  if (outbox) {
+    return say(
+      "held",
+      "Paused",
+      `${outbox.by} paused this outbox${outbox.note ? `: ${outbox.note}` : "."} Events are kept and wait.`,
+    );
+  }
+  if (!alive.length) {
+    return say("bad", "No relay is alive", "Events are kept, and none is delivered until a relay runs.");
+  }
+  if (open.length) {
+    const names = [...new Set(open.map(({ destination }) => destination))];
+    const title = `${names.join(", ")} ${names.length === 1 ? "takes" : "take"} nothing`;
+    return say(
+      "bad",
+      title,
+      "Their events wait and no attempt is burnt; the relays try again by themselves.",
+    );
+  }
+  if (oldest_pending_s > LONG_S) {
+    return say(
+      "warn",
+      "Behind",
+      `The oldest event that could be delivered has waited for ${duration(oldest_pending_s)}.`,
+    );
+  }
+  if (counts.dead > 0) {
+    return say(
+      "warn",
+      `${many(counts.dead, "dead letter")} to decide on`,
+      "Everything else is delivered as it comes.",
+    );
+  }
+  if (pauses.length) {
+    return say(
+      "held",
+      `${many(pauses.length, "pause")} in force`,
+      "Everything else is delivered as it comes.",
+    );
+  }
   return say("good", "All well", "Events are delivered as they come.");
 }
 
 const say = (kind, title, text) => ({ kind, title, text });
-const names = (breakers) => [...new Set(breakers.map(({ destination }) => destination))].join(", ");

@@ -9,13 +9,17 @@ const PROPERTIES = new Set(["value", "checked", "disabled", "selected"]);
 export function h(name, props, ...children) {
   const [tag, ...classes] = name.split(".");
   const given = props ?? {};
-  const all = classes.length === 0 ? given : { ...given, class: [...classes, given.class].filter(Boolean).join(" ") };
+  const all = classes.length === 0
+    ? given
+    : { ...given, class: [...classes, given.class].filter(Boolean).join(" ") };
   return { tag: tag || "div", key: all.key, props: all, children: children.flat(Infinity).map(described) };
 }
 
 // Absent children keep their place, or the ones after them would be taken for each other.
 function described(child) {
-  if (child === null || child === undefined || child === false) return { tag: "#none", props: {}, children: [] };
+  if (child === null || child === undefined || child === false) {
+    return { tag: "#none", props: {}, children: [] };
+  }
   if (typeof child === "object") return child;
   return { tag: "#text", text: String(child), props: {}, children: [] };
 }
@@ -83,8 +87,9 @@ function set(dom, name, value) {
   if (name === "key" || name === "ref") return;
   if (name.startsWith("on")) dom[name] = value ?? null;
   // Single properties are allowed by the content security policy; a style attribute is not.
-  else if (name === "vars") for (const [key, part] of Object.entries(value ?? {})) dom.style.setProperty(key, part);
-  else if (PROPERTIES.has(name)) dom[name] = value ?? "";
+  else if (name === "vars") {
+    for (const [key, part] of Object.entries(value ?? {})) dom.style.setProperty(key, part);
+  } else if (PROPERTIES.has(name)) dom[name] = value ?? "";
   else if (value === undefined || value === null || value === false) dom.removeAttribute(name);
   else dom.setAttribute(name, value === true ? "" : value);
 }

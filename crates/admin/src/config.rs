@@ -18,7 +18,7 @@ pub struct AdminConfig {
     pub tokens: Vec<Token>,
     /// Serves HTTPS with this certificate.
     pub tls: Option<Tls>,
-    /// What `/metrics` renders; `None` leaves it out.
+    /// What `/metrics` renders, see [`metrics::record`](crate::metrics::record); `None` leaves it out.
     pub metrics: Option<PrometheusHandle>,
 }
 

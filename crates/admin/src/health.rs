@@ -46,18 +46,19 @@ pub async fn serve(
     connection::serve(listener, router, None, stop).await;
 }
 
-/// The process answers, and its relays have not ended.
+/// The process answers, and its relays come round.
 async fn live(State(outboxes): State<Outboxes>) -> Response {
-    let ended = |outbox: &AdminOutbox| outbox.relay.as_ref().is_some_and(|one| !one.is_running());
-    answer(!outboxes.iter().any(ended))
+    answer(outboxes.iter().all(|outbox| outbox.relay.as_ref().is_none_or(|one| one.health().live)))
 }
 
-/// Every outbox can be reached and its relay makes progress.
+/// Every relay gets on, or stands by; an outbox without one can be reached.
 async fn ready(State(outboxes): State<Outboxes>) -> Response {
-    for outbox in outboxes.iter() {
-        let reached = tokio::time::timeout(PATIENCE, outbox.store.check()).await;
-        let running = outbox.relay.as_ref().is_none_or(|relay| relay.is_running());
-        if !matches!(reached, Ok(Ok(_))) || !running {
+    for AdminOutbox { relay, store, .. } in outboxes.iter() {
+        let ready = match relay {
+            Some(relay) => relay.health().ready,
+            None => matches!(tokio::time::timeout(PATIENCE, store.check()).await, Ok(Ok(_))),
+        };
+        if !ready {
             return answer(false);
         }
     }

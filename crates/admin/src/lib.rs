@@ -33,6 +33,8 @@ mod problem;
 
 mod dashboard;
 
+pub mod metrics;
+
 pub mod health;
 
 pub use self::{

@@ -81,8 +81,8 @@ impl Series {
                 failed_per_s: rate(|stats| stats.retried + stats.dead),
                 backlog: counts.map(|counts| counts.new + counts.sending + counts.retry),
                 dead: counts.map(|counts| counts.dead),
-                delivery_p50_ms: None,
-                delivery_p95_ms: None,
+                delivery_p50_ms: stats.and_then(|stats| stats.delivery_p50_ms),
+                delivery_p95_ms: stats.and_then(|stats| stats.delivery_p95_ms),
             });
             before = stats.map(|stats| (now, stats));
         }

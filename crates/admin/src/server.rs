@@ -17,11 +17,31 @@ use crate::{
     auth::{Gate, authenticate},
     connection, dashboard,
     guard::{BODY_LIMIT, Guard, harden, keep_out, limit_time},
+    metrics::{keep_up, render},
     problem::no_such_method,
     tls,
 };
 
 /// Serves the API, the dashboard and the metrics of some outboxes.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use posthaste_admin::{Admin, AdminConfig, AdminOutbox};
+/// # use posthaste_core::store::Store;
+/// # use posthaste_relay::{Relay, Retention};
+/// # async fn example(store: Arc<dyn Store>, relay: Arc<Relay>) -> posthaste_core::Result<()> {
+/// let orders = AdminOutbox {
+///     name: "orders".to_owned(),
+///     store,
+///     relay: Some(relay),
+///     destinations: vec!["nats".to_owned()],
+///     retention: Retention::default(),
+/// };
+/// let admin = Admin::new(vec![orders], AdminConfig::default())?;
+/// let listener = admin.bind().await?;
+/// admin.serve(listener, std::future::pending()).await
+/// # }
+/// ```
 pub struct Admin {
     served: Served,
     config: AdminConfig,
@@ -58,6 +78,9 @@ impl Admin {
     /// Serves until `stop` is ready, then lets requests that are under way end.
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<()> {
         let mut samplers = JoinSet::new();
+        if let Some(metrics) = self.config.metrics.clone() {
+            samplers.spawn(keep_up(metrics));
+        }
         for ServedOutbox { outbox, series } in self.served.iter() {
             let (outbox, series) = (Arc::clone(outbox), Arc::clone(series));
             samplers.spawn(async move { series.sample(&outbox).await });
@@ -80,7 +103,7 @@ impl Admin {
         let mut router = Router::new().nest("/api/v1", api);
         if let Some(metrics) = self.config.metrics.clone() {
             let metrics = get(async move || {
-                ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
+                ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], render(&metrics))
             });
             router = router.route("/metrics", metrics.layer(authenticate()));
         }

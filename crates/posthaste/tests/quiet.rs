@@ -6,8 +6,8 @@ mod support;
 use std::{io, sync::Arc};
 
 use posthaste::{
-    Event,
-    relay::{Config, Destination, Relay, Route, Routes},
+    Event, Key,
+    relay::{Config, Destination, LogTenant, Relay, Route, Routes},
     transport::Transport,
     transports::{self, handlers::Handlers},
 };
@@ -21,6 +21,7 @@ use tracing_subscriber::EnvFilter;
 
 const PAYLOAD: &str = "marker-of-the-payload-5f1c";
 const SECRET: &str = "whsec_bWFya2VyLW9mLXRoZS1zZWNyZXQtOWUyYi1hbmQtbW9yZQ==";
+const TENANT: &str = "tenant-that-is-hashed-8a31";
 /// The secret as it reads once it is decoded.
 const DECODED: &str = "marker-of-the-secret-9e2b";
 
@@ -64,6 +65,7 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new("debug,posthaste=trace"))
+        .with_ansi(false)
         .with_writer(log.clone())
         .finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
@@ -94,12 +96,13 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
         .route(Route::to("away").event_type("Away"))
         .route(Route::to("panicking").event_type("Panics"))
         .route(Route::to("failing"));
-    let config = Config { max_attempts: 2, ..quick() };
+    let config = Config { max_attempts: 2, log_tenant: LogTenant::Hashed, ..quick() };
     let relay = Relay::routed(on.store(), destinations, routes, config).unwrap();
     let events: Vec<Event> = ["Fails", "Panics", "Broken", "Refused", "Away"]
         .iter()
         .map(|event_type| {
-            Event::builder(*event_type).header("hint", PAYLOAD).payload(&PAYLOAD).build().unwrap()
+            let event = Event::builder(*event_type).tenant(TENANT).header("hint", PAYLOAD);
+            event.payload(&PAYLOAD).build().unwrap()
         })
         .collect();
     let ids: Vec<_> = events.iter().map(Event::id).collect();
@@ -110,7 +113,7 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
     relay.stop().await.unwrap();
 
     let mut said = vec![format!("{stats:?}"), format!("{:?}", on.store.relays().await.unwrap())];
-    for id in ids {
+    for &id in &ids {
         let record = on.record(id).await;
         said.push(record.last_error.clone().unwrap_or_default());
         for attempt in on.store.attempts(record.sequence).await.unwrap() {
@@ -118,11 +121,18 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
         }
     }
     let logged = log.text();
-    assert!(logged.contains("dead: given up on"), "the log was not caught: {logged}");
+    let dead = logged.lines().filter(|line| line.contains("dead: given up on"));
+    let failed = dead.clone().find(|line| line.contains(&ids[0].to_string()));
+    let failed = failed.unwrap_or_else(|| panic!("the log was not caught: {logged}"));
+    let tenant = format!("tenant={:016x}", Key::of(TENANT).0);
+    assert!(dead.clone().all(|line| line.contains("ERROR")), "{:?}", dead.collect::<Vec<_>>());
+    for field in ["event.id=", "topic=", "aggregate_type=", "attempts=2", &tenant] {
+        assert!(failed.contains(field), "{field} is not in: {failed}");
+    }
     said.push(logged);
     let said = said.join("\n");
     assert!(said.contains("503"), "the webhook's status is told: {said}");
-    for marker in [PAYLOAD, SECRET, DECODED] {
+    for marker in [PAYLOAD, SECRET, DECODED, TENANT] {
         if let Some(at) = said.find(marker) {
             let from = said[..at].rfind('\n').map_or(0, |line| line + 1);
             panic!("{marker} was told: {}", &said[from..(at + 80).min(said.len())]);

@@ -239,6 +239,9 @@ impl Driver {
     /// that it could not go on at all.
     pub(crate) async fn run(mut self) -> Result<Stats> {
         let ended = self.drive().await;
+        if let Err(error) = &ended {
+            tracing::error!(relay = %self.config.name, %error, "the relay cannot go on");
+        }
         let stats = self.finish().await;
         ended.map(|()| stats)
     }

@@ -2,7 +2,7 @@
 //! kept, so that an event costs a look into a small map.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use crate::{Stats, observe};
 
 pub(crate) struct Meters {
     outbox: String,
-    topics: Mutex<Labelled<Topic>>,
+    topics: Mutex<Labelled<Arc<Topic>>>,
     tenants: Mutex<Labelled<Gauge>>,
     tenant_limit: usize,
     breakers: Vec<Gauge>,
@@ -48,7 +48,6 @@ struct CountMeters {
     oldest: Gauge,
 }
 
-#[derive(Clone)]
 struct Topic {
     results: [Counter; 4],
     dead: Counter,
@@ -211,7 +210,7 @@ impl Meters {
         .increment(rows);
     }
 
-    fn topic(&self, topic: &str) -> Topic {
+    fn topic(&self, topic: &str) -> Arc<Topic> {
         let labels = [(metric::OUTBOX, self.outbox.clone()), (metric::TOPIC, topic.to_owned())];
         let result = |result: &'static str| {
             counter!(
@@ -221,11 +220,11 @@ impl Meters {
                 "result" => result
             )
         };
-        Topic {
+        Arc::new(Topic {
             results: metric::RESULTS.map(result),
             dead: counter!(metric::DEAD_TOTAL, &labels),
             dispatch: histogram!(metric::DISPATCH_LATENCY_SECONDS, &labels),
             delivery: histogram!(metric::DELIVERY_LATENCY_SECONDS, &labels),
-        }
+        })
     }
 }

@@ -252,7 +252,8 @@ impl Relay {
         let total = self.parts.store.check().await?;
         // Nobody hands anything over to a single pass.
         let (_sender, receiver) = mpsc::channel(1);
-        self.driver(total, receiver, self.stop.subscribe(), true).run().await
+        // Boxed: callers would carry all of the driver inside their own futures.
+        Box::pin(self.driver(total, receiver, self.stop.subscribe(), true).run()).await
     }
 
     /// One purge by hand. Gives how many events were deleted.

@@ -10,15 +10,23 @@ pub(crate) fn one_more(cap: u64) -> i64 {
     i64::try_from(cap).unwrap_or(i64::MAX).saturating_add(1)
 }
 
-/// Counts out of groups by state, none of which was counted further than `cap + 1`. `extent` is how
-/// many numbers lie between the lowest mark and the last event: so many can be pending at most, but
-/// for what waits below the mark.
+/// What is known about the backlog without counting it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Extent {
+    /// How many numbers lie between the lowest mark and the last event: so many can be pending at most,
+    /// but for what waits below the mark.
+    pub(crate) above: i64,
+    /// There are more rows to examine than a count examines.
+    pub(crate) cut: bool,
+}
+
+/// Counts out of groups by state, none of which was counted further than `cap + 1`.
 pub(crate) fn by_status(
     groups: impl IntoIterator<Item = (String, i64)>,
-    extent: i64,
+    extent: Extent,
     cap: u64,
 ) -> Result<Counts> {
-    let mut counts = Counts::default();
+    let mut counts = Counts { estimated: extent.cut, ..Counts::default() };
     for (name, count) in groups {
         let count = count.max(0) as u64;
         match name.parse::<Status>().map_err(|error| {
@@ -34,15 +42,15 @@ pub(crate) fn by_status(
     let others = counts.sending + counts.retry;
     if counts.new + others > cap {
         counts.estimated = true;
-        counts.new = counts.new.max((extent.max(0) as u64).saturating_sub(others));
+        counts.new = counts.new.max((extent.above.max(0) as u64).saturating_sub(others));
     }
     counts.estimated |= counts.dead > cap;
     Ok(counts)
 }
 
 /// Counts out of groups by tenant, of at most `cap + 1` events.
-pub(crate) fn by_tenant(mut tenants: Vec<TenantBacklog>, cap: u64) -> TenantCounts {
+pub(crate) fn by_tenant(mut tenants: Vec<TenantBacklog>, extent: Extent, cap: u64) -> TenantCounts {
     tenants.sort_unstable_by(|a, b| b.events.cmp(&a.events).then_with(|| a.tenant.cmp(&b.tenant)));
-    let estimated = tenants.iter().map(|tenant| tenant.events).sum::<u64>() > cap;
+    let estimated = extent.cut || tenants.iter().map(|tenant| tenant.events).sum::<u64>() > cap;
     TenantCounts { tenants, estimated }
 }

@@ -22,6 +22,9 @@ mod counts;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod diagnose;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod window;
+
 #[cfg(feature = "postgres")]
 mod sessions;
 

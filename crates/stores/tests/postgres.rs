@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
-    Event, Key, TableName,
+    Event, Key, Status, TableName,
     store::{
-        Claim, Fence, Filter, Held, Inspect, Leases, Operate, Position, Read, Relay, RelayOrdering,
-        RowLease, Schema, Settle, Settlement, ShardLease, Verdict, Wake,
+        Claim, Diagnose, Fence, Filter, Finding, Held, Inspect, Leases, Level, Operate, Position,
+        Read, Relay, RelayOrdering, RowLease, Schema, Settle, Settlement, ShardLease, Verdict,
+        Wake,
     },
 };
 use posthaste_stores::{Dialect, Tables, postgres::PostgresStore};
@@ -224,6 +226,217 @@ async fn no_read_walks_over_what_was_sent() {
 }
 
 #[tokio::test]
+async fn a_list_enters_by_an_index_or_says_how_far_it_looked() {
+    let outbox = Outbox::new().await;
+    let begin: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    outbox.fill_half_sent(begin).await;
+    let second = |n: i64| begin.checked_add(SignedDuration::from_secs(n)).unwrap();
+    let text = |text: &str| Some(text.to_owned());
+    let status = |status| Filter { status: Some(status), ..Filter::default() };
+    let of_key = Filter {
+        tenant: text("t7"),
+        aggregate_type: text("A"),
+        aggregate_id: text("7"),
+        ..Filter::default()
+    };
+    let of_times = Filter {
+        created_from: Some(second(10_000)),
+        created_before: Some(second(10_200)),
+        ..Filter::default()
+    };
+    let dead_of_times = Filter { status: Some(Status::Dead), ..of_times.clone() };
+    let id: Uuid = outbox.scalar("select event_id from {events} where sequence = 777").await;
+    let found = outbox.touches_few("an id", async |s| s.event(id).await).await;
+    assert_eq!(found.unwrap().sequence, 777);
+    for (what, filter, before, expected) in [
+        ("everything", Filter::default(), None, 20),
+        ("everything behind a cursor", Filter::default(), Some(20_000), 20),
+        ("the dead", status(Status::Dead), None, 20),
+        ("the dead behind a cursor", status(Status::Dead), Some(20_000), 20),
+        ("what failed", status(Status::Retry), None, 20),
+        ("an aggregate", Filter { aggregate_id: text("7"), ..Filter::default() }, None, 20),
+        ("a key", of_key, None, 20),
+        ("a time range", of_times, None, 20),
+        ("the dead of a time range", dead_of_times, None, 2),
+    ] {
+        let list = async |s: &PostgresStore| s.events(&filter, before, 20).await;
+        let page = outbox.touches_few(what, list).await;
+        assert_eq!(page.events.len(), expected, "{what}");
+    }
+
+    for filter in [
+        Filter { tenant: text("nobody"), ..Filter::default() },
+        Filter { event_type: text("nothing"), ..Filter::default() },
+        Filter { tenant: text("nobody"), status: Some(Status::New), ..Filter::default() },
+        Filter { tenant: text("nobody"), created_from: Some(second(20_000)), ..Filter::default() },
+    ] {
+        let list = async |s: &PostgresStore| s.events(&filter, None, 20).await;
+        let page = outbox.touches_fewer_than(11_000, "a search", list).await;
+        assert_eq!((page.events.len(), page.examined), (0, 10_000), "{filter:?}");
+        assert!(page.next.is_some(), "the rest was not looked at");
+    }
+
+    // Very many are dead, or have failed.
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    for sql in [
+        "update {events} set dead_at = now(), sent_at = null where sequence <= 15000",
+        "update {events} set wait = 'retry', attempts = 1, not_before = now() + interval '1 h'
+         where sequence > 15000",
+        "analyze {events}",
+    ] {
+        outbox.execute(&mut connection, sql).await;
+    }
+    drop(connection);
+    for state in [Status::Dead, Status::Retry] {
+        let list = async |s: &PostgresStore| s.events(&status(state), None, 20).await;
+        let window = if state == Status::Dead { 1_000 } else { 11_000 };
+        let page = outbox.touches_fewer_than(window, state.as_str(), list).await;
+        assert_eq!(page.events.len(), 20);
+        let filter = Filter { tenant: text("nobody"), ..status(state) };
+        let list = async |s: &PostgresStore| s.events(&filter, None, 20).await;
+        let page = outbox.touches_fewer_than(11_000, state.as_str(), list).await;
+        assert_eq!(page.examined, 10_000);
+    }
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_scrape_costs_no_scan_however_many_wait_or_were_sent() {
+    const CAP: u64 = 100;
+
+    let outbox = Outbox::new().await;
+    outbox.fill_half_sent("2026-01-01T00:00:00Z".parse().unwrap()).await;
+    let scrape = async |what: &str| {
+        let counts = outbox.touches_fewer_than(5_000, what, async |s| s.counts(CAP).await).await;
+        outbox.touches_fewer_than(5_000, what, async |s| s.counts_by_tenant(CAP).await).await;
+        let oldest = async |s: &PostgresStore| s.oldest_pending().await;
+        let oldest = outbox.touches_fewer_than(25_000, what, oldest).await;
+        (counts, oldest)
+    };
+    let change = async |sql: &str| {
+        let mut connection = outbox.pool.acquire().await.unwrap();
+        outbox.execute(&mut connection, sql).await;
+        outbox.execute(&mut connection, "vacuum analyze {events}").await;
+    };
+    let (counts, oldest) = scrape("15,000 pending").await;
+    assert!(counts.estimated && counts.new > 12_000, "{counts:?}");
+    assert!(oldest.is_some());
+
+    // A mark that stays behind: all above it were sent, but for the last.
+    change(
+        "update {events} set sent_at = now(), not_before = null, wait = null, dead_at = null
+            where sequence < 30000",
+    )
+    .await;
+    change("update {shards} set mark = 0").await;
+    let (counts, _) = scrape("30,000 sent above a mark").await;
+    assert!(counts.estimated, "{counts:?}");
+
+    // All had failed once before they were sent.
+    change("update {shards} set mark = 30000").await;
+    change("update {events} set not_before = created_at, wait = 'retry'").await;
+    let (counts, oldest) = scrape("30,000 that were sent after a failure").await;
+    assert!(counts.estimated && counts.retry == 1, "{counts:?}");
+    assert!(oldest.is_some());
+
+    // All are held.
+    change("update {events} set sent_at = null, wait = 'held', not_before = 'infinity'").await;
+    let (counts, oldest) = scrape("30,000 held").await;
+    assert!(counts.estimated && counts.new + counts.retry > CAP, "{counts:?}");
+    assert_eq!(oldest, None);
+    outbox.drop().await;
+}
+
+async fn finding(store: &PostgresStore, check: &str) -> Finding {
+    let findings = store.diagnose().await.unwrap();
+    let found = findings.into_iter().find(|finding| finding.check == check);
+    found.unwrap_or_else(|| panic!("{check} was not checked"))
+}
+
+#[tokio::test]
+async fn settings_that_were_changed_are_found_and_the_statement_mends_them() {
+    let outbox = Outbox::new().await;
+    assert_eq!(finding(&outbox.store, "storage").await.level, Level::Ok);
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let change = "alter table {events} reset (autovacuum_vacuum_threshold), set (fillfactor = 100)";
+    outbox.execute(&mut connection, change).await;
+    let odd = finding(&outbox.store, "storage").await;
+    assert_eq!(odd.level, Level::Warning);
+    assert!(odd.text.contains("fillfactor=48"), "{}", odd.text);
+    outbox.execute(&mut connection, &odd.mend.unwrap()).await;
+    assert_eq!(finding(&outbox.store, "storage").await.level, Level::Ok);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn privileges_that_are_missing_are_named_with_the_grant_that_gives_them() {
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let role = format!("role_{}", outbox.tables.name().bare());
+    // The account that asks has all privileges; it takes on a role that has few.
+    outbox.execute(&mut connection, &format!("create role {role}")).await;
+    outbox.execute(&mut connection, &format!("grant {role} to current_user")).await;
+    for table in Tables::ALL {
+        outbox.execute(&mut connection, &format!("grant select on {table} to {role}")).await;
+    }
+    let set_role = AssertSqlSafe(format!("set role {role}"));
+    let limited = PgPoolOptions::new().max_connections(1);
+    let limited = limited.connect_with((*outbox.pool.connect_options()).clone()).await.unwrap();
+    sqlx::query(set_role).execute(&limited).await.unwrap();
+    let limited = PostgresStore::new(limited, outbox.tables.clone());
+
+    let lacking = finding(&limited, "privileges").await;
+    assert_eq!(lacking.level, Level::Problem);
+    let events = outbox.tables.fill("update, delete on {events}");
+    assert!(lacking.text.contains(&events) && lacking.text.contains(&role), "{}", lacking.text);
+    outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
+    let lacking = finding(&limited, "privileges").await;
+    assert_eq!(lacking.level, Level::Note, "it relays, and cannot operate: {}", lacking.text);
+    outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
+    assert_eq!(finding(&limited, "privileges").await.level, Level::Ok);
+
+    limited.pool().close().await;
+    outbox.execute(&mut connection, &format!("drop owned by {role}; drop role {role}")).await;
+    drop(connection);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn listening_through_a_transaction_pooler_is_found_out() {
+    let outbox = Outbox::new().await;
+    assert_eq!(finding(&outbox.store, "listen").await.level, Level::Ok);
+    let url = std::env::var("POSTHASTE_TEST_PGBOUNCER")
+        .expect("POSTHASTE_TEST_PGBOUNCER names a pooler; scripts/servers starts one");
+    let swallowed = outbox.store.clone().with_listen_url(url);
+    let lost = finding(&swallowed, "listen").await;
+    assert_eq!(lost.level, Level::Warning);
+    assert!(lost.mend.unwrap().contains("listen_url"));
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn an_open_transaction_is_told_with_its_session() {
+    let outbox = Outbox::new().await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let pid: i32 =
+        sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *open).await.unwrap();
+    let session = format!("(pid {pid})");
+    let seen = async || {
+        let open = outbox.store.open_transactions(1_000).await.unwrap();
+        open.into_iter().find(|transaction| transaction.who.ends_with(&session))
+    };
+    assert!(seen().await.is_none(), "it has written nothing");
+    outbox.enqueue(&mut open, &[event("a")]).await;
+    let transaction = seen().await.expect("it has written");
+    assert_eq!(transaction.state, "idle in transaction");
+    let age = Timestamp::now().duration_since(transaction.since.unwrap());
+    assert!(age.abs() < SignedDuration::from_mins(1), "{age:?}");
+    open.commit().await.unwrap();
+    assert!(seen().await.is_none(), "it is over");
+    outbox.drop().await;
+}
+
+#[tokio::test]
 async fn a_hot_row_waits_for_a_delayed_event_of_its_key_only_once_that_is_due() {
     let outbox = Outbox::new().await;
     let delayed = outbox.commit(&[event("a")]).await[0];
@@ -287,7 +500,7 @@ async fn an_outbox_lives_in_the_schema_of_its_name() {
     assert!(refusal.contains(&format!("create schema {schema}")), "{refusal}");
 
     sqlx::raw_sql(AssertSqlSafe(format!("create schema {schema}"))).execute(&pool).await.unwrap();
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4]);
     assert_eq!(store.check().await.unwrap(), 64);
     let drop = format!("drop schema {schema} cascade");
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
@@ -376,8 +589,9 @@ impl Outbox {
 
     /// Executes, and has the session report at once what it did.
     async fn execute(&self, connection: &mut PgConnection, sql: &str) {
-        let sql = format!("{}; select pg_stat_force_next_flush()", self.tables.fill(sql));
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+        for sql in [self.tables.fill(sql), "select pg_stat_force_next_flush()".to_owned()] {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.unwrap();
+        }
     }
 
     async fn enqueue(&self, connection: &mut PgConnection, events: &[Event]) -> Vec<i64> {
@@ -403,6 +617,37 @@ impl Outbox {
              analyze {{events}}"
         );
         self.execute(&mut connection, &sql).await;
+    }
+
+    /// 15,000 sent events and 15,000 behind the marks, one a second, some of them dead or failed.
+    async fn fill_half_sent(&self, begin: Timestamp) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        let fill = format!(
+            "insert into {{events}} (event_id, event_type, aggregate_type, aggregate_id, tenant,
+                 payload, created_at, sent_at)
+             select gen_random_uuid(), 'T', 'A', (n % 1000)::text, 't' || n % 1000, 'x',
+                    timestamptz '{begin}' + n * interval '1 second',
+                    case when n <= 15000 then now() end
+             from generate_series(1, 30000) n"
+        );
+        for sql in [
+            fill.as_str(),
+            "update {events} set dead_at = now(), sent_at = null where sequence % 100 = 3",
+            "update {events} set attempts = 1, wait = 'retry', not_before = now() + interval '1 h',
+                 sent_at = null where sequence % 100 = 4",
+            "update {shards} set mark = 15000, mark_context = pg_current_snapshot()::text",
+            "vacuum analyze {events}",
+        ] {
+            self.execute(&mut connection, sql).await;
+        }
+    }
+
+    async fn scalar<T>(&self, sql: &str) -> T
+    where
+        T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        let sql = AssertSqlSafe(self.tables.fill(sql));
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
 
     async fn acquire(&self) -> ShardLease {
@@ -503,6 +748,15 @@ impl Outbox {
         what: &str,
         read: impl AsyncFnOnce(&PostgresStore) -> posthaste_core::Result<T>,
     ) -> T {
+        self.touches_fewer_than(1000, what, read).await
+    }
+
+    async fn touches_fewer_than<T>(
+        &self,
+        limit: i64,
+        what: &str,
+        read: impl AsyncFnOnce(&PostgresStore) -> posthaste_core::Result<T>,
+    ) -> T {
         self.report().await;
         let before = self.stats().await;
         let reader = self.other_process().await;
@@ -511,7 +765,7 @@ impl Outbox {
         let after = self.stats().await;
         assert_eq!(after.scans_of_all, before.scans_of_all, "{what} scans the whole table");
         let fetched = after.fetched - before.fetched;
-        assert!(fetched < 1000, "{what} looked at {fetched} events");
+        assert!(fetched < limit, "{what} looked at {fetched} events");
         assert!(after.searches > before.searches, "{what} was not counted at all");
         answer
     }

@@ -11,8 +11,8 @@ use std::{
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
-        Claim, Fence, Filter, Inspect, Leases, Operate, Position, Read, Relay, RelayOrdering,
-        RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
+        Claim, Diagnose, Fence, Filter, Inspect, Leases, Level, Operate, Position, Read, Relay,
+        RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
@@ -72,7 +72,7 @@ async fn a_file_is_made_by_a_migration_and_by_nothing_else() {
     let error = store.check().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     assert!(!file.exists());
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4]);
     assert!(file.exists());
     assert_eq!(store.check().await.unwrap(), 1);
 }
@@ -90,7 +90,7 @@ async fn processes_that_start_at_once_can_all_make_the_file() {
     while let Some(start) = starts.join_next().await {
         applied.extend(start.unwrap().unwrap());
     }
-    assert_eq!(applied, [1, 2, 3]);
+    assert_eq!(applied, [1, 2, 3, 4]);
 }
 
 #[tokio::test]
@@ -300,6 +300,27 @@ async fn a_freed_event_that_is_discarded_frees_the_next_of_its_lane() {
 }
 
 #[tokio::test]
+async fn a_file_that_left_wal_mode_is_a_problem_until_it_is_back() {
+    let folder = Folder::new();
+    let file =
+        SqliteConnectOptions::new().filename(folder.0.join("app.db")).create_if_missing(true);
+    // One connection: the mode is changed by whoever has the file alone.
+    let pool = SqlitePoolOptions::new().max_connections(1).connect_with(file).await.unwrap();
+    let store = SqliteStore::new(pool.clone(), posthaste_testkit::tables::unique("file"));
+    store.migrate(None).await.unwrap();
+    let journal = async || {
+        let findings = store.diagnose().await.unwrap();
+        findings.into_iter().find(|finding| finding.check == "journal").unwrap()
+    };
+    assert_eq!(journal().await.level, Level::Ok);
+    sqlx::query("pragma journal_mode = delete").execute(&pool).await.unwrap();
+    let problem = journal().await;
+    assert_eq!(problem.level, Level::Problem);
+    sqlx::query(AssertSqlSafe(problem.mend.unwrap())).execute(&pool).await.unwrap();
+    assert_eq!(journal().await.level, Level::Ok);
+}
+
+#[tokio::test]
 async fn plans_use_the_indexes() {
     let folder = Folder::new();
     let store = folder.migrated("app.db").await;
@@ -342,12 +363,19 @@ async fn plans_use_the_indexes() {
     store.unclaim(&token(1), &[1]).await.unwrap();
     store.settle(&fence, &[settle(1, retry_verdict)], true).await.unwrap();
     store.settle(&fence, &[settle(2, Verdict::Sent)], true).await.unwrap();
-    for filter in [&all, &dead, &retry, &of_aggregate] {
+    let of_times = Filter {
+        created_from: Some(jiff::Timestamp::UNIX_EPOCH),
+        created_before: Some(jiff::Timestamp::now()),
+        ..Filter::default()
+    };
+    for filter in [&all, &dead, &retry, &of_aggregate, &of_times] {
         store.events(filter, None, 10).await.unwrap();
     }
     store.event(id).await.unwrap();
     store.attempts(1).await.unwrap();
     store.counts(u64::MAX).await.unwrap();
+    store.counts_by_tenant(u64::MAX).await.unwrap();
+    store.held_by(1).await.unwrap();
     store.oldest_pending().await.unwrap();
     store.replay(&Selection::Matching { filter: dead.clone(), limit: 10 }).await.unwrap();
     store.discard(&Selection::Matching { filter: all.clone(), limit: 10 }).await.unwrap();
@@ -373,7 +401,15 @@ async fn plans_use_the_indexes() {
         ("where lane = ?1 and wait = 'held'", "T USING INDEX T_lane_idx (lane=?)"),
         (
             "where aggregate_id = ?3",
-            "T USING INDEX T_aggregate_idx (aggregate_id=? AND sequence<?)",
+            "T USING INDEX T_aggregate_idx (aggregate_id=? AND sequence>? AND sequence<?)",
+        ),
+        ("where dead_at is not null and sequence < ?8", "T USING INDEX T_dead_list_idx (sequence"),
+        ("or attempts > 0) and sequence < ?8", "T USING INDEX T_retry_list_idx (sequence"),
+        ("where sequence < ?8", "T USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        ("with recursive b(lo, hi)", "T USING INTEGER PRIMARY KEY (rowid>?)"),
+        (
+            "where not_before is not null\n                 order by not_before desc",
+            "T USING INDEX T_not_before_idx",
         ),
         ("where p.aggregate_id = e.aggregate_id", "p USING INDEX T_aggregate_idx (aggregate_id=?"),
         ("where locked_until < ", "T USING INDEX T_locked_idx"),

@@ -30,26 +30,53 @@ const known = (value) => value !== null && value !== undefined;
 const shortly = (seconds) => (seconds < 60 ? duration(seconds) : age(seconds));
 
 const tile = (title, value, { kind = "", href, note } = {}) =>
-  h(href ? "a.tile" : "div.tile", { key: title, class: kind, href },
-    h("span.tile-title", null, title), h("strong.tile-value", null, value), h("span.tile-note", null, note ?? ""));
+  h(
+    href ? "a.tile" : "div.tile",
+    { key: title, class: kind, href },
+    h("span.tile-title", null, title),
+    h("strong.tile-value", null, value),
+    h("span.tile-note", null, note ?? ""),
+  );
 
 function tiles(context, { counts, oldest_pending_s, shards }) {
   const last = context.state.points.at(-1) ?? {};
   const waiting = counts.new + counts.sending + counts.retry;
   const link = (status) => context.link("events", undefined, { status });
-  return h("div.tiles", null,
-    tile("Delivered", known(last.delivered_per_s) ? rate(last.delivered_per_s) : "–", { note: known(last.delivered_per_s) ? "events a second" : "no relay runs here" }),
-    tile("Waiting", count(waiting, counts.estimated), { href: link("new"), note: counts.estimated ? "an estimate" : "new, sending, retry" }),
+  return h(
+    "div.tiles",
+    null,
+    tile("Delivered", known(last.delivered_per_s) ? rate(last.delivered_per_s) : "–", {
+      note: known(last.delivered_per_s) ? "events a second" : "no relay runs here",
+    }),
+    tile("Waiting", count(waiting, counts.estimated), {
+      href: link("new"),
+      note: counts.estimated ? "an estimate" : "new, sending, retry",
+    }),
     tile("Oldest", oldest_pending_s ? shortly(oldest_pending_s) : "–", { note: "of those ready" }),
-    tile("Retrying", number(counts.retry), { href: link("retry"), kind: counts.retry ? "warn" : "", note: "failed, tried again" }),
-    tile("Dead", number(counts.dead), { href: context.link("dead"), kind: counts.dead ? "bad" : "", note: "given up on" }),
-    tile("Shards held", `${shards.held}/${shards.total}`, { href: context.link("relays"), kind: shards.free ? "warn" : "", note: shards.free ? `${shards.free} free` : "all have an owner" }));
+    tile("Retrying", number(counts.retry), {
+      href: link("retry"),
+      kind: counts.retry ? "warn" : "",
+      note: "failed, tried again",
+    }),
+    tile("Dead", number(counts.dead), {
+      href: context.link("dead"),
+      kind: counts.dead ? "bad" : "",
+      note: "given up on",
+    }),
+    tile("Shards held", `${shards.held}/${shards.total}`, {
+      href: context.link("relays"),
+      kind: shards.free ? "warn" : "",
+      note: shards.free ? `${shards.free} free` : "all have an owner",
+    }),
+  );
 }
 
 function charts({ state, redraw }) {
   const draw = (title, name, lines, format) =>
-    chart({ title, points: state.points, lines, format, state: (state[name] ??= {}), redraw });
-  return h("div.charts", null,
+    chart({ title, points: state.points, lines, format, state: state[name] ??= {}, redraw });
+  return h(
+    "div.charts",
+    null,
     draw("Throughput", "throughput", [
       { name: "delivered/s", kind: "good", field: "delivered_per_s" },
       { name: "failed/s", kind: "bad", field: "failed_per_s" },
@@ -61,52 +88,136 @@ function charts({ state, redraw }) {
     draw("Backlog", "backlog", [
       { name: "waiting", kind: "first", field: "backlog" },
       { name: "dead", kind: "bad", field: "dead" },
-    ], number));
+    ], number),
+  );
 }
 
-export const pauseName = ({ kind, name, note }) => (kind === "outbox" ? "the outbox" : `${kind} ${kind === "key" && note ? note : name}`);
+export const pauseName = (
+  { kind, name, note },
+) => (kind === "outbox" ? "the outbox" : `${kind} ${kind === "key" && note ? note : name}`);
 
-const pauses = (context, list) => card("Pauses", {},
-  h("ul.rows", null, list.map((one) =>
-    h("li", { key: `${one.kind}/${one.name}` },
-      h("span.grow", null, pill("held", one.kind), " ", h("strong", null, one.kind === "outbox" ? "everything" : one.name),
-        h("span.under", null, one.note ? `${one.note} · ` : "", `${one.by}, `, time(one.since))),
-      context.operator && button("Resume", { name: "resume", kind: "small", onclick: () => resume(context, one, pauseName(one)) })))));
+const pauses = (context, list) =>
+  card(
+    "Pauses",
+    {},
+    h(
+      "ul.rows",
+      null,
+      list.map((one) =>
+        h(
+          "li",
+          { key: `${one.kind}/${one.name}` },
+          h(
+            "span.grow",
+            null,
+            pill("held", one.kind),
+            " ",
+            h("strong", null, one.kind === "outbox" ? "everything" : one.name),
+            h("span.under", null, one.note ? `${one.note} · ` : "", `${one.by}, `, time(one.since)),
+          ),
+          context.operator &&
+            button("Resume", {
+              name: "resume",
+              kind: "small",
+              onclick: () => resume(context, one, pauseName(one)),
+            }),
+        )
+      ),
+    ),
+  );
 
-const relays = (context, list) => card("Relays", { aside: h("a", { href: context.link("relays") }, "All") },
-  list.length
-    ? h("ul.rows", null, list.map((relay) =>
-      h("li", { key: relay.owner },
-        h("span.grow", null, h("strong", null, relay.name), h("span.under", null, relay.ordering, " · heartbeat ", duration(relay.heartbeat_age_s), " ago")),
-        h("span.soft", null, many(relay.shards, "shard")),
-        pill(relay.alive ? "good" : "bad", relay.alive ? "alive" : "gone"))))
-    : empty("No relay has reported", "Start one with: posthaste relay"));
+const relays = (context, list) =>
+  card(
+    "Relays",
+    { aside: h("a", { href: context.link("relays") }, "All") },
+    list.length
+      ? h(
+        "ul.rows",
+        null,
+        list.map((relay) =>
+          h(
+            "li",
+            { key: relay.owner },
+            h(
+              "span.grow",
+              null,
+              h("strong", null, relay.name),
+              h("span.under", null, relay.ordering, " · heartbeat ", duration(relay.heartbeat_age_s), " ago"),
+            ),
+            h("span.soft", null, many(relay.shards, "shard")),
+            pill(relay.alive ? "good" : "bad", relay.alive ? "alive" : "gone"),
+          )
+        ),
+      )
+      : empty("No relay has reported", "Start one with: posthaste relay"),
+  );
 
 function tenants(context, { backlog_by_tenant: list, backlog_estimated }) {
   const most = Math.max(1, ...list.map(({ events }) => events));
-  return card("Backlog by tenant", { aside: h("a", { href: context.link("tenants") }, "All") },
+  return card(
+    "Backlog by tenant",
+    { aside: h("a", { href: context.link("tenants") }, "All") },
     list.length
-      ? h("ul.rows", null, list.slice(0, TENANTS).map(({ tenant, events }) =>
-        h("li", { key: tenant ?? "" }, h("span.tenant", null, tenant ?? h("em", null, "without")), bar(events / most), h("span.number", null, count(events, backlog_estimated)))))
-      : empty("Nothing waits", "Every tenant's events are delivered."));
+      ? h(
+        "ul.rows",
+        null,
+        list.slice(0, TENANTS).map(({ tenant, events }) =>
+          h(
+            "li",
+            { key: tenant ?? "" },
+            h("span.tenant", null, tenant ?? h("em", null, "without")),
+            bar(events / most),
+            h("span.number", null, count(events, backlog_estimated)),
+          )
+        ),
+      )
+      : empty("Nothing waits", "Every tenant's events are delivered."),
+  );
 }
 
 function view(context, data) {
   const { kind, title, text } = verdict(data);
   const held = data.pauses.some((one) => one.kind === "outbox");
   return [
-    h("section.verdict", { class: kind, "aria-label": "State" },
+    h(
+      "section.verdict",
+      { class: kind, "aria-label": "State" },
       icon({ good: "good", warn: "warning", bad: "problem", held: "pause" }[kind]),
       h("div.grow", { role: "status" }, h("strong", null, title), h("p", null, text)),
-      context.operator && h("div.actions", null,
+      context.operator && h(
+        "div.actions",
+        null,
         button("Wake", { name: "wake", onclick: () => wake(context) }),
         button("Purge", { name: "discard", onclick: () => purge(context) }),
         held
-          ? button("Resume", { key: "resume", name: "resume", kind: "primary", onclick: () => resume(context, { kind: "outbox" }, "the outbox") })
-          : button("Pause", { key: "pause", name: "pause", onclick: () => pause(context, { kind: "outbox" }, "the outbox", "Every relay stops delivering; services go on writing.") }))),
+          ? button("Resume", {
+            key: "resume",
+            name: "resume",
+            kind: "primary",
+            onclick: () => resume(context, { kind: "outbox" }, "the outbox"),
+          })
+          : button("Pause", {
+            key: "pause",
+            name: "pause",
+            onclick: () =>
+              pause(
+                context,
+                { kind: "outbox" },
+                "the outbox",
+                "Every relay stops delivering; services go on writing.",
+              ),
+          }),
+      ),
+    ),
     tiles(context, data),
     charts(context),
-    h("div.columns", null, data.pauses.length > 0 && pauses(context, data.pauses), relays(context, data.relays), tenants(context, data)),
+    h(
+      "div.columns",
+      null,
+      data.pauses.length > 0 && pauses(context, data.pauses),
+      relays(context, data.relays),
+      tenants(context, data),
+    ),
   ];
 }
 

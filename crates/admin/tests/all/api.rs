@@ -1,15 +1,20 @@
 //! Every route that looks or changes, beside a relay that runs.
 
-use posthaste::Event;
+use posthaste::{
+    Event,
+    store::{OpenBreaker, Relay, RelayOrdering},
+};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
     on_both,
-    support::{SECRET, Served, TestDatabase, event, until},
+    support::{LIMIT, SECRET, Served, TestDatabase, event, until},
 };
 
 on_both!(
     an_outbox_shows_how_it_stands,
+    a_destination_shows_which_relays_cannot_reach_it,
     an_event_is_shown_with_its_history_and_without_its_payload,
     a_payload_is_shown_as_it_was_written,
     pages_follow_each_other_without_gap_or_repeat,
@@ -17,6 +22,7 @@ on_both!(
     an_event_is_discarded_once,
     many_events_are_changed_by_a_filter_after_a_trial,
     what_is_paused_is_listed_until_it_is_resumed,
+    what_is_paused_waits_and_says_so_until_it_is_resumed,
     a_purge_deletes_what_was_sent,
     a_poll_wakes_the_relay,
     the_last_minutes_are_sampled,
@@ -64,6 +70,38 @@ where
     let findings = get("/outboxes/shop/doctor").await;
     assert!(findings["findings"].as_array().unwrap().iter().any(|one| one["check"] == "schema"));
     assert_eq!(get("/openapi.json").await["openapi"], "3.1.0");
+    served.end().await;
+}
+
+async fn a_destination_shows_which_relays_cannot_reach_it<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let two = Relay {
+        name: "two".to_owned(),
+        instance: Uuid::now_v7(),
+        ordering: RelayOrdering::PerKey,
+        lease: LIMIT,
+    };
+    let since = "2026-05-01T12:00:00Z";
+    let open = OpenBreaker {
+        destination: "mail".to_owned(),
+        state: "open".to_owned(),
+        since: since.parse().unwrap(),
+        error: "connection refused".to_owned(),
+    };
+    served.store.heartbeat(&two, 0).await.unwrap();
+    served.store.report_breakers(&two, &[open]).await.unwrap();
+    let breaker =
+        json!({ "relay": "two", "state": "open", "since": since, "error": "connection refused" });
+    assert_eq!(
+        served.server.get("/outboxes/shop/destinations").await.json()["destinations"],
+        json!([
+            { "name": "mail", "paused": false, "breakers": [breaker] },
+            { "name": "memory", "paused": false, "breakers": [] },
+        ])
+    );
     served.end().await;
 }
 
@@ -306,6 +344,24 @@ where
     served.end().await;
 }
 
+async fn what_is_paused_waits_and_says_so_until_it_is_resumed<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    served.server.post("/outboxes/shop/pauses", &json!({ "kind": "outbox" })).await.json();
+    until("the relay to pause", async || served.relay.stats().paused).await;
+    let ids = served.enqueue(vec![event("Placed", "1")]).await;
+    let shown = served.server.get(&format!("/outboxes/shop/events/{}", ids[0])).await.json();
+    assert_eq!(shown["event"]["status"], "new");
+    assert_eq!(shown["explanation"]["cause"], "paused");
+    let sentence = shown["explanation"]["sentence"].as_str().unwrap();
+    assert!(sentence.contains("local"), "by whom: {sentence}");
+    served.server.delete("/outboxes/shop/pauses/outbox/-").await.json();
+    served.until_status(&ids[0], "sent").await;
+    served.end().await;
+}
+
 async fn a_purge_deletes_what_was_sent<DB: TestDatabase>()
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
@@ -350,6 +406,10 @@ where
     let first = points[0]["at"].as_str().unwrap();
     assert_eq!(&series(&format!("?since={first}")).await["points"][0], &points[1]);
     served.server.get("/outboxes/shop/series?since=noon").await.problem(422);
+    assert!(points.iter().any(|point| {
+        let (half, most) = (point["delivery_p50_ms"].as_f64(), point["delivery_p95_ms"].as_f64());
+        half.is_some() && half <= most
+    }));
     served.end().await;
 }
 

@@ -11,6 +11,7 @@ import tempfile
 from urllib.parse import urlsplit
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -41,17 +42,17 @@ class Reader:
         self.until("the page has loaded", lambda: self.all("main h1") and not self.all(".loading, .login"))
 
     def until(self, what, reached):
-        # A page that is redrawn in between has elements that are gone: that is only "not yet".
-        def quietly(_):
+        """Waits for something true and gives it."""
+        def tried(_):
+            # What was redrawn in between is stale: that is only "not yet".
             try:
                 return reached()
-            except Exception as error:
-                quietly.last = error
+            except (StaleElementReferenceException, IndexError, ValueError):
                 return False
-        quietly.last = None
-        WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.05).until(
-            quietly, f"in vain: {what} ({quietly.last}); the page says:\n{self.text()}")
-        return reached()
+        try:
+            return WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.05).until(tried)
+        except TimeoutException:
+            raise AssertionError(f"in vain: {what}; the page says:\n{self.text()}") from None
 
     def all(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -71,8 +72,11 @@ class Reader:
         self.press(label, "dialog")
         self.until("the dialog is closed", lambda: not self.all("dialog"))
 
+    def focused(self):
+        return self.driver.switch_to.active_element
+
     def keys(self, *keys):
-        self.driver.switch_to.active_element.send_keys(*keys)
+        self.focused().send_keys(*keys)
 
     def heading(self, text):
         self.until(f"the page {text}", lambda: self.text("h1") == text)
@@ -87,9 +91,8 @@ class Reader:
         self.until("the overview", lambda: self.all(".tiles"))
 
     def enter(self, token):
-        field = self.until("the login", lambda: self.all("#token"))[0]
-        field.clear()
-        field.send_keys(token, Keys.ENTER)
+        self.until("the login", lambda: self.focused().get_attribute("id") == "token")
+        self.focused().send_keys(token, Keys.ENTER)
 
     def problems(self):
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
@@ -102,6 +105,9 @@ def live_numbers_move(reader):
     reader.until("something is delivered", lambda: float(delivered()) > 0)
     rows, points = reader.all(".tiles")[0], line()
     reader.until("the chart grows", lambda: line() >= points + 2)
+    for name in [".line-first", ".line-second"]:
+        latency = lambda: reader.text(f".chart:nth-child(2) .legend {name} strong")
+        reader.until("latency is measured", lambda: latency().endswith((" ms", " s")))
     assert rows == reader.all(".tiles")[0], "the page was changed in place, not thrown away"
 
     reader.visit("events")
@@ -215,9 +221,10 @@ def every_page_is_clean(reader):
         for page in PAGES + ["event"]:
             reader.visit(page, *([reader.known["id"]] if page == "event" else []))
             assert page == "event" or reader.text("h1") == HEADINGS[page]
-            assert not reader.problems(), (look, page, reader.problems())
-            wide = reader.driver.execute_script("return document.documentElement.scrollWidth - innerWidth")
-            assert wide <= 0, f"{page} is {wide} pixels wider than a {look}"
+            problems = reader.problems()
+            assert not problems, (look, page, problems)
+            wide = reader.driver.execute_script("return document.documentElement.scrollWidth")
+            assert wide <= width, f"{page} needs {wide} pixels of {width}"
             hosts = reader.driver.execute_script("return performance.getEntriesByType('resource').map(({ name }) => name)")
             assert all(urlsplit(name).netloc == urlsplit(reader.known["base"]).netloc for name in hosts), hosts
             assert not reader.all("main img, main script"), "what an event holds is text"
@@ -245,28 +252,27 @@ def the_keyboard_reaches_everything(reader):
     reader.keys("t")
     assert theme() == "dark"
 
-    focused = lambda: reader.driver.switch_to.active_element
     reader.keys("/")
     reader.heading("Events")
-    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.until("the search has the focus", lambda: reader.focused().get_attribute("id") == "search")
     reader.keys("Order/Poison", Keys.ENTER)
     reader.until("one event is found", lambda: len(reader.all("tbody tr")) == 1)
     reader.driver.execute_script("document.activeElement.blur()")
     reader.keys("j")
-    reader.until("the row has the focus", lambda: "row-link" in focused().get_attribute("class"))
+    reader.until("the row has the focus", lambda: "row-link" in reader.focused().get_attribute("class"))
     reader.keys(Keys.ENTER)
     reader.heading("Poison")
     reader.keys("/")
-    reader.until("the search has the focus", lambda: focused().get_attribute("id") == "search")
+    reader.until("the search has the focus", lambda: reader.focused().get_attribute("id") == "search")
     reader.keys(reader.known["id"], Keys.ENTER)
     reader.heading("Poison")
 
     # From the head of the page to an action and through its dialog, without a mouse.
     for _ in range(12):
         reader.keys(Keys.TAB)
-        if focused().text.strip() == "Replay…":
+        if reader.focused().text.strip() == "Replay…":
             break
-    assert focused().text.strip() == "Replay…", focused().text
+    assert reader.focused().text.strip() == "Replay…", reader.focused().text
     reader.keys(Keys.ENTER)
     reader.until("the dialog", lambda: reader.button("Replay", "dialog"))
     reader.keys(Keys.ESCAPE)

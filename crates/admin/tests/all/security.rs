@@ -293,11 +293,10 @@ where
 
 #[tokio::test]
 async fn metrics_need_a_token_too_and_the_page_needs_none() {
-    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let config = posthaste_admin::AdminConfig {
         listen: loopback(),
         tokens: vec![token("grafana", Role::Viewer, VIEWER)],
-        metrics: Some(recorder.handle()),
+        metrics: Some(posthaste_admin::metrics::record().unwrap()),
         ..posthaste_admin::AdminConfig::default()
     };
     let server = Server::start(Vec::new(), config).await;

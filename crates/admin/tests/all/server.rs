@@ -1,13 +1,14 @@
 //! The server itself: TLS, health, a stop in order.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use posthaste_admin::{Admin, AdminConfig, Tls, health};
+use posthaste_admin::{Admin, AdminConfig, AdminOutbox, Tls, health};
 use sqlx::Sqlite;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::oneshot,
+    task::JoinHandle,
 };
 use tokio_rustls::{
     TlsConnector,
@@ -15,7 +16,7 @@ use tokio_rustls::{
 };
 use uuid::Uuid;
 
-use crate::support::{LIMIT, OPERATOR, Served, Server, exchange, loopback, token, until};
+use crate::support::{LIMIT, OPERATOR, Served, Server, event, exchange, loopback, token, until};
 
 #[tokio::test]
 async fn with_a_certificate_it_speaks_tls_and_nothing_else() {
@@ -98,37 +99,109 @@ async fn a_stop_lets_the_request_end_and_takes_no_new_one() {
     assert!(TcpStream::connect(address).await.is_err());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn health_is_told_to_everybody_in_a_word() {
-    let served = Served::<Sqlite>::new(true).await;
-    let listener = health::bind(loopback()).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let outboxes = vec![served.outbox()];
-    let task = tokio::spawn(async move {
+/// What a prober sees.
+struct Probed {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Probed {
+    async fn start(outbox: AdminOutbox) -> Self {
+        let listener = health::bind(loopback()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async {
             let _ = stopped.await;
         };
-        health::serve(listener, outboxes, stopped).await;
-    });
-    let ask = async |path: &str| {
-        let stream = TcpStream::connect(address).await.unwrap();
+        let task = tokio::spawn(health::serve(listener, vec![outbox], stopped));
+        Self { address, stop, task }
+    }
+
+    /// Status and body.
+    async fn ask(&self, path: &str) -> (u16, String) {
+        let stream = TcpStream::connect(self.address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n");
         let reply = exchange(stream, &request).await;
         (reply.status, reply.body)
-    };
-    let (well, unwell) = ((200, "ok\n".to_owned()), (503, "unavailable\n".to_owned()));
-    until("readiness", async || ask("/readyz").await == well).await;
-    assert_eq!(ask("/livez").await, well);
-    assert_eq!(ask("/api/v1/whoami").await.0, 404, "nothing else is served there");
+    }
 
-    // Without its database it lives and is not ready; when its relay has ended, it does not live.
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_told_to_everybody_in_a_word() {
+    let served = Served::<Sqlite>::new(true).await;
+    let with_relay = Probed::start(served.outbox()).await;
+    let without = Probed::start(AdminOutbox { relay: None, ..served.outbox() }).await;
+    let (well, unwell) = ((200, "ok\n".to_owned()), (503, "unavailable\n".to_owned()));
+    for probed in [&with_relay, &without] {
+        until("readiness", async || probed.ask("/readyz").await == well).await;
+        assert_eq!(probed.ask("/livez").await, well);
+        assert_eq!(probed.ask("/api/v1/whoami").await.0, 404, "nothing else is served there");
+    }
+    // Without its database it lives and is not ready.
     served.pool.close().await;
-    until("the loss to be seen", async || ask("/readyz").await == unwell).await;
-    assert_eq!(ask("/livez").await, well);
-    let _ = served.relay.stop().await;
-    assert_eq!(ask("/livez").await, unwell);
-    stop.send(()).unwrap();
-    task.await.unwrap();
+    for probed in [&with_relay, &without] {
+        until("the loss to be seen", async || probed.ask("/readyz").await == unwell).await;
+        assert_eq!(probed.ask("/livez").await, well);
+    }
+    with_relay.stop().await;
+    without.stop().await;
+    served.end().await;
+}
+
+/// Half of a change, and an audit entry without an end, would be the worst of both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_goes_on_when_whoever_asked_has_gone() {
+    let served = Served::<Sqlite>::new(false).await;
+    let ids = served.enqueue((0..4).map(|n| event("Poison", &n.to_string())).collect()).await;
+    for id in &ids {
+        served.until_status(id, "dead").await;
+    }
+    // Two a second: it is half done when the connection ends.
+    let body = r#"{"action":"discard","filter":{"status":"dead"},"dry_run":false,"rate":2}"#;
+    let mut stream = TcpStream::connect(served.server.address).await.unwrap();
+    let request = format!(
+        "POST /api/v1/outboxes/shop/bulk HTTP/1.1\r\nHost: localhost\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let last = async || served.store.audits(None, 1).await.unwrap().pop();
+    served.until_status(&ids[0], "discarded").await;
+    assert_eq!(last().await.unwrap().ended_at, None);
+    drop(stream);
+    until("the change to end", async || last().await.unwrap().ended_at.is_some()).await;
+    let entry = last().await.unwrap();
+    assert_eq!((entry.affected, entry.error), (4, None));
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_gone_is_said_without_its_words() {
+    let served = Served::<Sqlite>::new(false).await;
+    served.pool.close().await;
+    let lists = ["overview", "events", "relays", "shards", "tenants", "pauses", "audit"];
+    for path in lists.map(|list| format!("/outboxes/shop/{list}")) {
+        let reply = served.server.get(&path).await;
+        assert_eq!(reply.problem(503), "the database cannot be reached now; try again", "{path}");
+        assert!(reply.head.contains("\r\nretry-after: "), "{reply:?}");
+    }
+    // Which outboxes there are is known all the same.
+    let outboxes = served.server.get("/outboxes").await.json();
+    assert_eq!(outboxes["outboxes"][0]["shards"], serde_json::Value::Null);
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_outboxes_of_one_name_are_refused() {
+    let served = Served::<Sqlite>::new(false).await;
+    let twice = vec![served.outbox(), served.outbox()];
+    let error = Admin::new(twice, AdminConfig::default()).err().unwrap().to_string();
+    assert!(error.contains("\"shop\""), "{error}");
     served.end().await;
 }

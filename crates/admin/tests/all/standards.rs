@@ -1,18 +1,22 @@
 //! What the tools of others say about what is served.
 
-use std::process::Stdio;
+use std::{collections::BTreeSet, process::Stdio};
 
 use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::{
     on_both,
-    support::{LIMIT, OPERATOR, Served, TestDatabase, url},
+    support::{LIMIT, OPERATOR, SECRET, Served, TestDatabase, until, url},
 };
 
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts.yml");
 const FUZZ: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/all/fuzz.toml");
 
-on_both!(a_fuzzer_finds_no_fault_and_no_undocumented_answer);
+on_both!(
+    the_metrics_that_are_served_pass_the_linter,
+    a_fuzzer_finds_no_fault_and_no_undocumented_answer
+);
 
 /// Runs a program to its end; what it wrote comes back when it succeeds, and is shown otherwise.
 async fn run(command: &mut Command, input: &[u8]) -> String {
@@ -66,4 +70,38 @@ fn described() -> usize {
     let description: serde_json::Value = serde_json::from_str(&description).unwrap();
     let paths = description["paths"].as_object().unwrap().values();
     paths.map(|methods| methods.as_object().unwrap().len()).sum()
+}
+
+/// And they are those that the alert rules ask for.
+async fn the_metrics_that_are_served_pass_the_linter<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let recorder = posthaste_admin::metrics::record().unwrap();
+    let served = Served::<DB>::with(|config| config.metrics = Some(recorder)).await;
+    served.fates().await;
+    let rules = std::fs::read_to_string(ALERTS).unwrap();
+    let asked: BTreeSet<&str> = rules
+        .split(|character: char| !(character.is_ascii_lowercase() || character == '_'))
+        .filter(|word| word.starts_with("outbox_"))
+        .collect();
+    assert!(asked.len() > 5, "{asked:?}");
+    let mut text = String::new();
+    until("all metrics", async || {
+        text = served.server.get("//metrics").await.body;
+        asked.iter().all(|name| text.contains(&format!("\n{name}{{")))
+    })
+    .await;
+    assert!(text.contains("outbox_dispatch_total{outbox=\"shop\""), "{text}");
+    assert!(!text.contains(SECRET) && !text.contains("acme"), "{text}");
+    let mut linter = Command::new(url("POSTHASTE_TEST_PROMTOOL"));
+    run(linter.args(["check", "metrics"]), text.as_bytes()).await;
+    served.end().await;
+}
+
+#[tokio::test]
+async fn the_alert_rules_are_accepted() {
+    let mut promtool = Command::new(url("POSTHASTE_TEST_PROMTOOL"));
+    let text = run(promtool.args(["check", "rules", ALERTS]), b"").await;
+    assert!(text.contains("SUCCESS"), "{text}");
 }

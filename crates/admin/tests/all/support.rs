@@ -10,7 +10,7 @@ use std::{
 use posthaste::{
     Dialect, Event, Outbox,
     backoff::Backoff,
-    relay::{Config, Relay, Retention},
+    relay::{Config, HealthLimits, Relay, Retention},
     store::Store,
     stores::Tables,
     transport::Outcome,
@@ -114,6 +114,8 @@ where
             busy_interval: Duration::from_millis(10),
             idle_interval: Duration::from_millis(100),
             backoff: Backoff::Fixed(Duration::from_hours(1)),
+            health: HealthLimits { silence: Duration::from_secs(3), ..HealthLimits::default() },
+            outbox: "shop".to_owned(),
             ..Config::default()
         };
         let relay = Arc::new(Relay::new(Arc::clone(&store), Arc::new(transport), config).unwrap());

@@ -19,7 +19,9 @@ pub struct Filter {
     pub aggregate_id: Option<String>,
     /// Only of this tenant.
     pub tenant: Option<String>,
-    /// Only written at or after this time.
+    /// Only written at or after this time. Lists find times by the order of the sequences, which is that
+    /// of the times but for some seconds: an event that was inserted with another `created_at` than its
+    /// neighbours' can be missed.
     pub created_from: Option<Timestamp>,
     /// Only written before this time.
     pub created_before: Option<Timestamp>,
@@ -97,8 +99,8 @@ pub struct Counts {
     pub retry: u64,
     /// Given up on.
     pub dead: u64,
-    /// There are more than were counted: `new` is an estimate then, and the others are what was
-    /// found among as many events as were asked for.
+    /// There are more than were counted, or than could be looked at: `new` is an estimate then, and the
+    /// others are what was found.
     pub estimated: bool,
 }
 
@@ -161,7 +163,8 @@ pub struct RelayRecord {
     pub breakers: Vec<super::OpenBreaker>,
 }
 
-/// Looking at an outbox. Nothing here writes, and nothing scans what was sent.
+/// Looking at an outbox. Nothing here writes, and nothing scans what was sent or what waits: lists look at
+/// 10,000 events at most and say so.
 #[async_trait]
 pub trait Inspect {
     /// One event by its id, with its payload.
@@ -175,7 +178,8 @@ pub trait Inspect {
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>>;
 
     /// How many events are in which state, exact as long as there are at most `cap` in the backlog and
-    /// at most `cap` dead. Sent events are not counted.
+    /// at most `cap` dead. Sent events are not counted. Looks at no more than some ten times `cap`: where
+    /// more than that were sent above a mark that stays behind, it is an estimate too.
     async fn counts(&self, cap: u64) -> Result<Counts>;
 
     /// The backlog (new, sending and retry) per tenant, exact as long as there are at most `cap`.
@@ -188,7 +192,8 @@ pub trait Inspect {
     /// How many events are sent and still kept, for checks and demos: this one counts rows.
     async fn count_sent(&self) -> Result<u64>;
 
-    /// The age of the oldest event that could be delivered now and is not.
+    /// The age of the oldest event that could be delivered now and is not. Looks at some ten thousand
+    /// events at most: where more than that are due, the oldest of them can be older still.
     async fn oldest_pending(&self) -> Result<Option<Duration>>;
 
     /// All shards.

@@ -11,7 +11,7 @@ use std::{
 use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     Envelope, Event, Status,
-    relay::{Config, OnDead, Retention},
+    relay::{Config, Housekeeping, OnDead, Retention},
     store::{Filter, RelayOrdering, Selection},
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
@@ -406,10 +406,13 @@ async fn a_row_that_cannot_be_decoded_is_dead_and_the_rows_behind_it_go_on<DB: T
 }
 
 async fn with_retention_zero_sent_events_are_deleted<DB: TestDatabase>(on: &Fixture<DB>) {
-    let retention = Retention { sent: Duration::ZERO, dead: None };
+    let housekeeping = Housekeeping {
+        retention: Retention { sent: Duration::ZERO, dead: None },
+        ..quick().housekeeping
+    };
     on.enqueue((0..20).map(|n| event("k", n)).collect()).await;
     let transport = MemoryTransport::new();
-    let relay = on.relay(transport.clone(), Config { retention, ..quick() });
+    let relay = on.relay(transport.clone(), Config { housekeeping, ..quick() });
     relay.relay_once().await.unwrap();
     assert_eq!(transport.delivered().len(), 20);
     assert_eq!(on.store.count_sent().await.unwrap(), 0);

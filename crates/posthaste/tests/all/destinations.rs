@@ -3,12 +3,12 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, quick, until};
+use crate::support::{Fixture, TestDatabase, quick, soon, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Failure, Status,
@@ -17,6 +17,7 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
+use tokio::sync::Semaphore;
 
 on_every_database!(
     a_key_that_uses_both_destinations_goes_on_at_the_living_one,
@@ -285,4 +286,54 @@ async fn interceptors_wrap_every_dispatch<DB: TestDatabase>(on: &Fixture<DB>) {
         let wanted: Vec<String> = wanted.iter().map(|line| (*line).to_owned()).collect();
         assert_eq!(of(&notes), of(&wanted));
     }
+}
+
+/// Is away for all but what it is tried with, and lets that wait.
+struct Hesitates {
+    calls: AtomicUsize,
+    answer: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl Transport for Hesitates {
+    fn name(&self) -> &str {
+        "hesitates"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if self.calls.fetch_add(1, Ordering::SeqCst) == 0 {
+            return vec![Outcome::unavailable("not yet"); batch.len()];
+        }
+        self.answer.acquire().await.unwrap().forget();
+        vec![Outcome::Delivered; batch.len()]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_is_reported_as_half_open_while_its_destination_is_tried() {
+    let on = sqlx::Sqlite::fixture().await;
+    let answer = Arc::new(Semaphore::new(0));
+    let transport = Hesitates { calls: AtomicUsize::new(0), answer: Arc::clone(&answer) };
+    let relay = on.relay(transport, quick());
+    on.enqueue(vec![of("Left", 1, 1)]).await;
+    relay.start().await.unwrap();
+    let reported = async |state: Option<&str>| {
+        soon("a report", async {
+            loop {
+                let relays = on.store.relays().await.unwrap();
+                let breaker = relays.iter().find_map(|relay| relay.breakers.first());
+                if breaker.map(|breaker| breaker.state.as_str()) == state {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    };
+    reported(Some("half_open")).await;
+    answer.add_permits(10);
+    until(&relay, "delivery", |stats| stats.delivered == 1).await;
+    reported(None).await;
+    assert_eq!(relay.stop().await.unwrap().unavailable, 1);
+    on.clean().await;
 }

@@ -19,7 +19,11 @@ mod hooks;
 
 mod inbox;
 
+mod metrics;
+
 mod outages;
+
+mod pauses;
 
 mod plain_sql;
 

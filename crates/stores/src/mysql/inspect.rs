@@ -21,8 +21,9 @@ use super::{
     row::{columns, fresh, listed_columns, record, record_columns, status, timestamp, unsettled},
 };
 use crate::{
-    counts::{self, one_more},
+    counts::{self, Extent, one_more},
     failure::failed,
+    window::{self, WINDOW, examined, times, window},
 };
 
 /// Whether `e` matches a filter that [`with_filter`] has bound.
@@ -62,9 +63,6 @@ pub(super) fn with_filter<'q>(
         .bind(filter.status.map(Status::as_str))
 }
 
-/// Rows that one page examines at most.
-const WINDOW: u64 = 10_000;
-
 /// A page out of a window: the rows of it that match; and how far it went.
 macro_rules! page {
     ($window:expr) => {
@@ -80,6 +78,46 @@ macro_rules! page {
             ),
             concat!("select count(*), min(sequence) from (", $window, ") w"),
         )
+    };
+}
+
+/// What says whether and since when a row is pending. Not all columns: the payload would be copied.
+macro_rules! pending_columns {
+    () => {
+        "sequence, tenant, created_at, attempts, not_before, wait, locked_until, discarded_at, \
+         dead_at, sent_at"
+    };
+}
+
+/// So many rows above a mark.
+macro_rules! above {
+    () => {
+        concat!(
+            "select ",
+            pending_columns!(),
+            " from {events} force index (primary) where sequence > ? order by sequence limit ?"
+        )
+    };
+}
+
+/// So many rows that wait with a time of their own: what waits for a later time or for ever comes
+/// first, since what was due long ago has mostly been sent.
+macro_rules! waiting {
+    () => {
+        concat!(
+            "select ",
+            pending_columns!(),
+            " from {events} force index ({bare}_due_idx) where not_before is not null
+             order by not_before desc limit ?"
+        )
+    };
+}
+
+/// Whether the row in the middle of `lo` and `hi` was written before a time.
+macro_rules! middle_is_earlier {
+    () => {
+        "(select e.created_at < timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+          from {events} e where e.sequence >= (lo + hi) div 2 order by e.sequence limit 1)"
     };
 }
 
@@ -106,7 +144,7 @@ impl Inspect for MySqlStore {
     ) -> Result<EventPage> {
         const DEAD: (&str, &str) = page!(
             "select sequence from {events} force index ({bare}_dead_idx)
-            where dead_at is not null and sequence < ?
+            where dead_at is not null and sequence < ? and sequence >= ?
             order by sequence desc limit ?"
         );
         const RETRY: (&str, &str) = page!(
@@ -118,33 +156,35 @@ impl Inspect for MySqlStore {
                 where attempts > 0
                     and sequence > (select min(mark) from {shards} where tenant_group = '')
             ) b
-            where sequence < ?
+            where sequence < ? and sequence >= ?
             order by sequence desc limit ?"
         );
         const OF_AGGREGATE: (&str, &str) = page!(
             "select sequence from {events}
-            where aggregate_id = ? and sequence < ?
+            where aggregate_id = ? and sequence < ? and sequence >= ?
             order by sequence desc limit ?"
         );
         const ANY: (&str, &str) = page!(
             "select sequence from {events} force index (primary)
-            where sequence < ?
+            where sequence < ? and sequence >= ?
             order by sequence desc limit ?"
         );
 
         let (rows_of, extent_of) = match (filter.status, &filter.aggregate_id) {
             (_, Some(_)) => OF_AGGREGATE,
-            (Some(Status::Dead), None) => DEAD,
-            (Some(Status::Retry), None) => RETRY,
+            (Some(Status::Dead), None) if self.few_are_dead().await? => DEAD,
+            (Some(Status::Retry), None) if self.few_wait().await? => RETRY,
             _ => ANY,
         };
+        let (from, until) = self.sequences_between(filter).await?;
+        let size = window(filter, limit);
         let window = |template: &'static str| {
             let query = sqlx::query(self.tables.sql(template));
             let query = match &filter.aggregate_id {
                 Some(id) => query.bind(id),
                 None => query,
             };
-            query.bind(before.unwrap_or(i64::MAX)).bind(WINDOW)
+            query.bind(before.map_or(until, |before| before.min(until))).bind(from).bind(size)
         };
         let count = self.shard_count().await?;
         let events = with_filter(window(rows_of), filter)
@@ -153,21 +193,12 @@ impl Inspect for MySqlStore {
             .fetch_all(&self.pool)
             .await
             .map_err(failed("listing events"))?;
-        let (examined, lowest): (i64, Option<i64>) = window(extent_of)
+        let extent: (i64, Option<i64>) = window(extent_of)
             .try_map(|row: MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?)))
             .fetch_one(&self.pool)
             .await
             .map_err(failed("listing events"))?;
-        // Behind the last event when the page is full, else behind the window when that was full.
-        let last = events.last().map(|event| event.sequence);
-        let next = if events.len() >= limit && last != lowest {
-            last
-        } else if examined as u64 >= WINDOW {
-            lowest
-        } else {
-            None
-        };
-        Ok(EventPage { events, next, examined: examined.max(0) as u64 })
+        Ok(window::page(events, limit, extent, size))
     }
 
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
@@ -197,15 +228,18 @@ impl Inspect for MySqlStore {
         const ABOVE: &str = concat!(
             "select what, count(*) from (select ",
             status!(),
-            " as what from {events} e where e.sequence > ? and ",
+            " as what from (",
+            above!(),
+            ") e where ",
             unsettled!(),
             " limit ?) b group by 1"
         );
         const BELOW: &str = concat!(
             "select what, count(*) from (select ",
             status!(),
-            " as what from {events} e
-            where e.sequence <= ? and e.not_before is not null and ",
+            " as what from (",
+            waiting!(),
+            ") e where e.sequence <= ? and ",
             unsettled!(),
             " limit ?) b group by 1"
         );
@@ -222,8 +256,6 @@ impl Inspect for MySqlStore {
                 where dead_at is not null and sent_at is null and discarded_at is null
                 limit ?
             ) d";
-        const EXTENT: &str = "select coalesce(max(sequence), 0) - ? from {events}";
-
         let mark = self.lowest_mark().await?;
         let backlog = self.backlog::<String>(&mark, [ABOVE, BELOW, LATE], cap).await?;
         let dead: (String, i64) = sqlx::query_as(self.tables.sql(DEAD))
@@ -231,29 +263,24 @@ impl Inspect for MySqlStore {
             .fetch_one(&self.pool)
             .await
             .map_err(failed("counting events"))?;
-        let extent: i64 = sqlx::query_scalar(self.tables.sql(EXTENT))
-            .bind(mark.sequence)
-            .fetch_one(&self.pool)
-            .await
-            .map_err(failed("counting events"))?;
+        let extent = self.extent(&mark, cap).await?;
         counts::by_status(backlog.into_iter().chain([dead]), extent, cap)
     }
 
     async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts> {
         const ABOVE: &str = concat!(
-            "select tenant, count(*) from (
-                select e.tenant from {events} e where e.sequence > ? and ",
+            "select tenant, count(*) from (select e.tenant from (",
+            above!(),
+            ") e where ",
             unsettled!(),
-            " limit ?
-            ) b group by 1"
+            " limit ?) b group by 1"
         );
         const BELOW: &str = concat!(
-            "select tenant, count(*) from (
-                select e.tenant from {events} e
-                where e.sequence <= ? and e.not_before is not null and ",
+            "select tenant, count(*) from (select e.tenant from (",
+            waiting!(),
+            ") e where e.sequence <= ? and ",
             unsettled!(),
-            " limit ?
-            ) b group by 1"
+            " limit ?) b group by 1"
         );
         const LATE: &str = concat!(
             "select e.tenant, count(*) from {events} e where e.sequence in ({list}) and ",
@@ -270,7 +297,7 @@ impl Inspect for MySqlStore {
         }
         let tenants =
             groups.into_iter().map(|(tenant, events)| TenantBacklog { tenant, events }).collect();
-        Ok(counts::by_tenant(tenants, cap))
+        Ok(counts::by_tenant(tenants, self.extent(&mark, cap).await?, cap))
     }
 
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
@@ -306,18 +333,30 @@ impl Inspect for MySqlStore {
     }
 
     async fn oldest_pending(&self) -> Result<Option<Duration>> {
-        // Fresh rows are as old as their place: sequence and time are taken at the same insert.
+        // Fresh rows are as old as their place: sequence and time are taken at the same insert. Of
+        // what is due the first and the last are looked at: those between may all have been sent.
         const FRESH: &str = concat!(
-            "select timestampdiff(microsecond, e.created_at, utc_timestamp(6)) from {events} e
-            where e.sequence > ? and ",
+            "select timestampdiff(microsecond, e.created_at, utc_timestamp(6)) from (",
+            above!(),
+            ") e where ",
             fresh!(),
             " order by e.sequence limit 1"
         );
         const DUE: &str = concat!(
             "select max(timestampdiff(microsecond, greatest(e.created_at, e.not_before),
                 utc_timestamp(6)))
-            from {events} e
-            where e.not_before <= utc_timestamp(6) and ",
+            from (
+                (select ",
+            pending_columns!(),
+            " from {events} force index ({bare}_due_idx)
+                where not_before <= utc_timestamp(6) order by not_before limit ?)
+                union all
+                (select ",
+            pending_columns!(),
+            " from {events} force index ({bare}_due_idx)
+                where not_before <= utc_timestamp(6) order by not_before desc limit ?)
+            ) e
+            where ",
             unsettled!()
         );
 
@@ -326,10 +365,13 @@ impl Inspect for MySqlStore {
             self.unmarked(&mark.context, mark.sequence).await?.first().map_or(i64::MAX, |s| s - 1);
         let fresh: Option<i64> = sqlx::query_scalar(self.tables.sql(FRESH))
             .bind(mark.sequence.min(late))
+            .bind(WINDOW * 2)
             .fetch_optional(&self.pool)
             .await
             .map_err(failed("looking for the oldest pending event"))?;
         let due: Option<i64> = sqlx::query_scalar(self.tables.sql(DUE))
+            .bind(WINDOW)
+            .bind(WINDOW)
             .fetch_one(&self.pool)
             .await
             .map_err(failed("looking for the oldest pending event"))?;
@@ -390,6 +432,88 @@ impl Inspect for MySqlStore {
 }
 
 impl MySqlStore {
+    /// Whether so few are dead that they can be sorted: there is no index of them alone by sequence.
+    async fn few_are_dead(&self) -> Result<bool> {
+        const MORE: &str = "
+            select exists (select 1 from {events} force index ({bare}_dead_idx)
+                where dead_at is not null limit 1 offset ?)";
+
+        self.is_not(MORE, WINDOW).await
+    }
+
+    /// The same for those that wait with a time of their own, or are above the marks.
+    async fn few_wait(&self) -> Result<bool> {
+        let mark = self.lowest_mark().await?;
+        Ok(!self.extent(&mark, WINDOW as u64 / 10).await?.cut)
+    }
+
+    async fn extent(&self, mark: &Position, cap: u64) -> Result<Extent> {
+        const ABOVE: &str = "select coalesce(max(sequence), 0) - ? from {events}";
+        const MORE: &str = "
+            select exists (select 1 from {events} force index ({bare}_due_idx)
+                where not_before is not null limit 1 offset ?)";
+
+        let above: i64 = sqlx::query_scalar(self.tables.sql(ABOVE))
+            .bind(mark.sequence)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        let all_waiting = self.is_not(MORE, examined(cap)).await?;
+        Ok(Extent { above, cut: !all_waiting || above > examined(cap) })
+    }
+
+    /// Whether a question with a number has the answer no.
+    async fn is_not(&self, template: &'static str, number: i64) -> Result<bool> {
+        let yes: bool = sqlx::query_scalar(self.tables.sql(template))
+            .bind(number)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        Ok(!yes)
+    }
+
+    /// The first sequence of the filter's times, and the first behind them.
+    async fn sequences_between(&self, filter: &Filter) -> Result<(i64, i64)> {
+        let (from, before) = times(filter);
+        let from = match from {
+            Some(from) => self.first_since(from).await?,
+            None => i64::MIN,
+        };
+        let until = match before {
+            Some(before) => self.first_since(before).await?,
+            None => i64::MAX,
+        };
+        Ok((from, until))
+    }
+
+    /// The first sequence that was written at this time or later, by bisection: there is no index on
+    /// times.
+    async fn first_since(&self, at: Timestamp) -> Result<i64> {
+        const FIRST: &str = concat!(
+            "with recursive b(lo, hi) as (
+                select coalesce((select min(sequence) from {events}), 0),
+                       coalesce((select max(sequence) from {events}), 0) + 1
+                union all
+                select case when ",
+            middle_is_earlier!(),
+            " then (lo + hi) div 2 + 1 else lo end,
+                       case when ",
+            middle_is_earlier!(),
+            " then hi else (lo + hi) div 2 end
+                from b where lo < hi
+            )
+            select max(lo) from b"
+        );
+
+        let at = at.as_microsecond().clamp(TIMES.0, TIMES.1);
+        sqlx::query_scalar(self.tables.sql(FIRST))
+            .bind(at)
+            .bind(at)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("looking for a time"))
+    }
+
     /// Counts the backlog: above the lowest mark, below it with a time of its own, and below it
     /// committed so late that no relay has marked it yet.
     async fn backlog<G>(
@@ -402,9 +526,12 @@ impl MySqlStore {
         G: Send + Unpin + for<'r> sqlx::Decode<'r, MySql> + sqlx::Type<MySql>,
     {
         let mut counts = Vec::new();
-        for template in [above, below] {
+        for (template, first, second) in
+            [(above, mark.sequence, examined(cap)), (below, examined(cap), mark.sequence)]
+        {
             let rows: Vec<(G, i64)> = sqlx::query_as(self.tables.sql(template))
-                .bind(mark.sequence)
+                .bind(first)
+                .bind(second)
                 .bind(one_more(cap))
                 .fetch_all(&self.pool)
                 .await

@@ -23,8 +23,9 @@ use super::{
     row::{Micros, RECORD_COLUMNS, record},
 };
 use crate::{
-    counts::{self, one_more},
+    counts::{self, Extent, one_more},
     failure::failed,
+    window::{self, WINDOW, examined, times, window},
 };
 
 /// Whether `e` matches a filter that [`with_filter`] has bound.
@@ -66,9 +67,6 @@ pub(super) fn with_filter(
         .bind(filter.status.map(Status::as_str))
 }
 
-/// Rows that one page examines at most.
-const WINDOW: i64 = 10_000;
-
 /// What makes a page out of the window `w`: the rows that hit, and how far the window went.
 macro_rules! page {
     () => {
@@ -86,32 +84,39 @@ macro_rules! page {
 }
 
 /// The rows of the backlog: above the marks, below them with a time of its own, and below them
-/// committed so late that no relay has marked it yet.
+/// committed so late that no relay has marked it yet. Of each at most `$2` are looked at: what waits
+/// for a later time or for ever comes first, since what was due long ago has mostly been sent.
 macro_rules! backlog {
     () => {
         concat!(
-            "select e.* from {events} e
-             where e.sequence > ",
+            "select e.* from (
+                 select * from {events} where sequence > ",
             floor!(),
-            " and ",
+            " order by sequence limit $2
+             ) e
+             where ",
             unsettled!(),
             "
              union all
-             select e.* from {events} e
-             where e.not_before is not null and e.sequence <= ",
+             select e.* from (
+                 select * from {events} where not_before is not null
+                 order by not_before desc limit $2
+             ) e
+             where e.sequence <= ",
             floor!(),
             " and ",
             unsettled!(),
             "
              union all ",
-            unmarked!()
+            unmarked!("$2")
         )
     };
 }
 
-/// Fresh rows below the marks that the snapshot of a mark could not see.
+/// Fresh rows below the marks that the snapshot of a mark could not see, at most `$limit` looked at for
+/// each: of what was written since an old mark, nearly all lies above it.
 macro_rules! unmarked {
-    () => {
+    ($limit:literal) => {
         concat!(
             "select e.* from {events} e
              where e.sequence = any(array(
@@ -124,13 +129,21 @@ macro_rules! unmarked {
                      select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
                      from pg_snapshot_xip(m.mark_context::pg_snapshot) x
                      cross join lateral (
-                         select * from {events} e where e.xid >= x and e.xid <= x offset 0
+                         select * from {events} e where e.xid >= x and e.xid <= x limit ",
+            $limit,
+            "
                      ) e
                      union all
                      select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
-                     from {events} e
-                     where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
-                       and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+                     from (
+                         select * from {events} e
+                         where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
+                           and e.xid < pg_snapshot_xmax(pg_current_snapshot())
+                         order by e.xid
+                         limit ",
+            $limit,
+            "
+                     ) e
                  ) e
                  where e.sequence <= ",
             floor!(),
@@ -168,8 +181,8 @@ impl Inspect for PostgresStore {
             matches_filter!(),
             ") as hit
                 from {events} e
-                where e.dead_at is not null and e.sequence < $8
-                order by e.sequence + 0 desc
+                where e.dead_at is not null and e.sequence < $8 and e.sequence >= $11
+                order by e.sequence desc
                 limit $10
             ) ",
             page!()
@@ -180,11 +193,8 @@ impl Inspect for PostgresStore {
             matches_filter!(),
             ") as hit
                 from {events} e
-                where (e.not_before is not null
-                       or e.attempts > 0 and e.sequence > ",
-            floor!(),
-            ") and e.sequence < $8
-                order by e.sequence + 0 desc
+                where (e.wait in ('retry', 'suspect') or e.attempts > 0) and e.sequence < $8 and e.sequence >= $11
+                order by e.sequence desc
                 limit $10
             ) ",
             page!()
@@ -195,7 +205,7 @@ impl Inspect for PostgresStore {
             matches_filter!(),
             ") as hit
                 from {events} e
-                where e.aggregate_id = $3 and e.sequence < $8
+                where e.aggregate_id = $3 and e.sequence < $8 and e.sequence >= $11
                 order by e.sequence desc
                 limit $10
             ) ",
@@ -207,7 +217,7 @@ impl Inspect for PostgresStore {
             matches_filter!(),
             ") as hit
                 from {events} e
-                where e.sequence < $8
+                where e.sequence < $8 and e.sequence >= $11
                 order by e.sequence desc
                 limit $10
             ) ",
@@ -220,14 +230,17 @@ impl Inspect for PostgresStore {
             (Some(Status::Retry), None) => RETRY,
             _ => ANY,
         };
+        let (from, until) = self.sequences_between(filter).await?;
+        let window = window(filter, limit);
         let rows = with_filter(self.tables.sql(statement), filter)
-            .bind(before.unwrap_or(i64::MAX))
+            .bind(before.map_or(until, |before| before.min(until)))
             .bind(limit as i64)
-            .bind(WINDOW)
+            .bind(window)
+            .bind(from)
             .fetch_all(&self.pool)
             .await
             .map_err(failed("listing events"))?;
-        page(&rows, limit).map_err(failed("listing events"))
+        page(&rows, limit, window).map_err(failed("listing events"))
     }
 
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
@@ -270,19 +283,13 @@ impl Inspect for PostgresStore {
             union all
             select 'dead', count(*) from d"
         );
-        const EXTENT: &str =
-            concat!("select coalesce((select max(sequence) from {events}), 0) - ", floor!());
-
         let groups: Vec<(String, i64)> = sqlx::query_as(self.tables.sql(COUNTS))
             .bind(one_more(cap))
+            .bind(examined(cap))
             .fetch_all(&self.pool)
             .await
             .map_err(failed("counting events"))?;
-        let extent: i64 = sqlx::query_scalar(self.tables.sql(EXTENT))
-            .fetch_one(&self.pool)
-            .await
-            .map_err(failed("counting events"))?;
-        counts::by_status(groups, extent, cap)
+        counts::by_status(groups, self.extent(cap).await?, cap)
     }
 
     async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts> {
@@ -296,6 +303,7 @@ impl Inspect for PostgresStore {
 
         let groups = sqlx::query(self.tables.sql(BY_TENANT))
             .bind(one_more(cap))
+            .bind(examined(cap))
             .try_map(|row: PgRow| {
                 Ok(TenantBacklog {
                     tenant: row.try_get(0)?,
@@ -305,7 +313,7 @@ impl Inspect for PostgresStore {
             .fetch_all(&self.pool)
             .await
             .map_err(failed("counting events by tenant"))?;
-        Ok(counts::by_tenant(groups, cap))
+        Ok(counts::by_tenant(groups, self.extent(cap).await?, cap))
     }
 
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
@@ -340,31 +348,41 @@ impl Inspect for PostgresStore {
     }
 
     async fn oldest_pending(&self) -> Result<Option<Duration>> {
-        // Fresh rows are as old as their place: sequence and time are taken at the same insert.
+        // Fresh rows are as old as their place: sequence and time are taken at the same insert. Of
+        // what is due the first and the last are looked at: those between may all have been sent.
         const OLDEST: &str = concat!(
             "select (extract(epoch from clock_timestamp() - min(since)) * 1e6)::bigint
             from (
-                (select e.created_at as since from {events} e
-                 where e.sequence > ",
+                (select e.created_at as since from (
+                     select * from {events} where sequence > ",
             floor!(),
-            " and e.not_before is null and ",
+            " order by sequence limit $1 * 2
+                 ) e
+                 where e.not_before is null and ",
             unsettled!(),
             "
                  order by e.sequence
                  limit 1)
                 union all
-                select greatest(e.created_at, e.not_before) from {events} e
-                where e.not_before <= statement_timestamp() and ",
+                select greatest(e.created_at, e.not_before) from (
+                    (select * from {events} where not_before <= statement_timestamp()
+                     order by not_before limit $1)
+                    union all
+                    (select * from {events} where not_before <= statement_timestamp()
+                     order by not_before desc limit $1)
+                ) e
+                where ",
             unsettled!(),
             "
                 union all
                 select e.created_at from (",
-            unmarked!(),
+            unmarked!("$1"),
             ") e
             ) pending"
         );
 
         let micros: Option<i64> = sqlx::query_scalar(self.tables.sql(OLDEST))
+            .bind(WINDOW)
             .fetch_one(&self.pool)
             .await
             .map_err(failed("looking for the oldest pending event"))?;
@@ -421,29 +439,81 @@ impl Inspect for PostgresStore {
     }
 }
 
-/// The rows of a window that hit, and where the next page goes on: behind the last of them when
-/// the page is full, else behind the window when that was full.
-fn page(rows: &[PgRow], limit: usize) -> sqlx::Result<EventPage> {
+impl PostgresStore {
+    /// The first sequence of the filter's times, and the first behind them.
+    async fn sequences_between(&self, filter: &Filter) -> Result<(i64, i64)> {
+        let (from, before) = times(filter);
+        let from = match from {
+            Some(from) => self.first_since(from).await?,
+            None => i64::MIN,
+        };
+        let until = match before {
+            Some(before) => self.first_since(before).await?,
+            None => i64::MAX,
+        };
+        Ok((from, until))
+    }
+
+    /// The first sequence that was written at this time or later, by bisection: there is no index on
+    /// times.
+    async fn first_since(&self, at: Timestamp) -> Result<i64> {
+        const FIRST: &str = "
+            with recursive b(lo, hi) as (
+                select coalesce((select min(sequence) from {events}), 0),
+                       coalesce((select max(sequence) from {events}), 0) + 1
+                union all
+                select case when m.earlier then m.middle + 1 else lo end,
+                       case when m.earlier then hi else m.middle end
+                from b cross join lateral (
+                    select (lo + hi) / 2 as middle, (
+                        select e.created_at < $1 from {events} e
+                        where e.sequence >= (lo + hi) / 2
+                        order by e.sequence
+                        limit 1
+                    ) as earlier
+                ) m
+                where lo < hi
+            )
+            select max(lo) from b";
+
+        sqlx::query_scalar(self.tables.sql(FIRST))
+            .bind(Micros::of(at))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("looking for a time"))
+    }
+
+    async fn extent(&self, cap: u64) -> Result<Extent> {
+        const EXTENT: &str = concat!(
+            "select coalesce((select max(sequence) from {events}), 0) - ",
+            floor!(),
+            ", exists (
+                select from {events} where not_before is not null order by not_before offset $1
+            )"
+        );
+
+        let (above, more): (i64, bool) = sqlx::query_as(self.tables.sql(EXTENT))
+            .bind(examined(cap))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed("counting events"))?;
+        Ok(Extent { above, cut: more || above > examined(cap) })
+    }
+}
+
+/// What a window answered.
+fn page(rows: &[PgRow], limit: usize, window: i64) -> sqlx::Result<EventPage> {
     let Some(first) = rows.first() else {
         return Ok(EventPage::default());
     };
-    let examined: i64 = first.try_get(RECORD_COLUMNS)?;
-    let lowest: Option<i64> = first.try_get(RECORD_COLUMNS + 1)?;
+    let extent = (first.try_get(RECORD_COLUMNS)?, first.try_get(RECORD_COLUMNS + 1)?);
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
         if row.try_get::<Option<i64>, _>(0)?.is_some() {
             events.push(record(row)?);
         }
     }
-    let last = events.last().map(|event| event.sequence);
-    let next = if events.len() >= limit && last != lowest {
-        last
-    } else if examined >= WINDOW {
-        lowest
-    } else {
-        None
-    };
-    Ok(EventPage { events, next, examined: examined.max(0) as u64 })
+    Ok(window::page(events, limit, extent, window))
 }
 
 pub(super) fn time(micros: Micros) -> sqlx::Result<Timestamp> {

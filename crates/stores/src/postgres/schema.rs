@@ -8,10 +8,11 @@ use super::PostgresStore;
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 3] = [
+pub(super) const MIGRATIONS: [(i32, &str); 4] = [
     (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
     (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/postgres/0003_audit.sql")),
+    (4, include_str!("../../migrations/postgres/0004_lists.sql")),
 ];
 
 /// The version that this binary knows.

@@ -26,8 +26,9 @@ use super::{
     },
 };
 use crate::{
-    counts::{self, one_more},
+    counts::{self, Extent, one_more},
     failure::failed,
+    window::{self, WINDOW, examined, times, window},
 };
 
 /// Whether a row matches a filter that [`with_filter`] has bound.
@@ -54,6 +55,14 @@ macro_rules! floor {
     };
 }
 
+/// Whether the row in the middle of `lo` and `hi` was written before the time `?1`.
+macro_rules! middle_is_earlier {
+    () => {
+        "(select created_at < ?1 from {events} where sequence >= (lo + hi) / 2
+          order by sequence limit 1)"
+    };
+}
+
 pub(super) use {floor, matches_filter};
 
 /// A query with the filter as its first seven values.
@@ -71,9 +80,6 @@ pub(super) fn with_filter<'q>(
         .bind(filter.status.map(Status::as_str))
 }
 
-/// Rows that one page examines at most.
-const WINDOW: i64 = 10_000;
-
 /// What makes a page out of the window `w`: the rows that hit, and how far the window went.
 macro_rules! page {
     () => {
@@ -90,24 +96,43 @@ macro_rules! page {
     };
 }
 
-/// Something of every row of the backlog: above the marks, and anywhere with a time of its own.
-/// The index is named, or SQLite would walk the table for it.
+/// What says whether and since when a row is pending. Not all columns: the payload would be read.
+macro_rules! pending_columns {
+    () => {
+        "sequence, tenant, created_at, attempts, not_before, wait, locked_until, discarded_at, \
+         dead_at, sent_at"
+    };
+}
+
+/// Something of every row of the backlog: above the marks, and anywhere with a time of its own. Of each
+/// at most `?2` are looked at: what waits for a later time or for ever comes first, since what was due
+/// long ago has mostly been sent. The index is named, or SQLite would walk the table for it.
 macro_rules! backlog {
     ($($what:tt)+) => {
         concat!(
             "select ",
             $($what)+,
-            " as what from {events}
-             where sequence > ",
+            " as what from (
+                 select ",
+            pending_columns!(),
+            " from {events} where sequence > ",
             floor!(),
-            " and not_before is null and ",
+            " order by sequence limit ?2
+             )
+             where not_before is null and ",
             unsettled!(),
             "
              union all
              select ",
             $($what)+,
+            " from (
+                 select ",
+            pending_columns!(),
             " from {events} indexed by {bare}_not_before_idx
-             where not_before is not null and ",
+                 where not_before is not null
+                 order by not_before desc limit ?2
+             )
+             where ",
             unsettled!()
         )
     };
@@ -138,8 +163,8 @@ impl Inspect for SqliteStore {
                 select sequence, (",
             matches_filter!(),
             ") as hit
-                from {events} indexed by {bare}_dead_idx
-                where dead_at is not null and sequence < ?8
+                from {events} indexed by {bare}_dead_list_idx
+                where dead_at is not null and sequence < ?8 and sequence >= ?11
                 order by sequence desc
                 limit ?10
             ) ",
@@ -150,16 +175,8 @@ impl Inspect for SqliteStore {
                 select sequence, (",
             matches_filter!(),
             ") as hit
-                from {events}
-                where sequence in (
-                    select sequence from {events} indexed by {bare}_not_before_idx
-                    where not_before is not null
-                    union
-                    select sequence from {events}
-                    where attempts > 0 and sequence > ",
-            floor!(),
-            "
-                ) and sequence < ?8
+                from {events} indexed by {bare}_retry_list_idx
+                where (wait in ('retry', 'suspect') or attempts > 0) and sequence < ?8 and sequence >= ?11
                 order by sequence desc
                 limit ?10
             ) ",
@@ -171,7 +188,7 @@ impl Inspect for SqliteStore {
             matches_filter!(),
             ") as hit
                 from {events}
-                where aggregate_id = ?3 and sequence < ?8
+                where aggregate_id = ?3 and sequence < ?8 and sequence >= ?11
                 order by sequence desc
                 limit ?10
             ) ",
@@ -183,7 +200,7 @@ impl Inspect for SqliteStore {
             matches_filter!(),
             ") as hit
                 from {events}
-                where sequence < ?8
+                where sequence < ?8 and sequence >= ?11
                 order by sequence desc
                 limit ?10
             ) ",
@@ -196,14 +213,17 @@ impl Inspect for SqliteStore {
             (Some(Status::Retry), None) => RETRY,
             _ => ANY,
         };
+        let (from, until) = self.sequences_between(filter).await?;
+        let window = window(filter, limit);
         let rows = with_filter(self.tables.sql(statement), filter)
-            .bind(before.unwrap_or(i64::MAX))
+            .bind(before.map_or(until, |before| before.min(until)))
             .bind(limit as i64)
-            .bind(WINDOW)
+            .bind(window)
+            .bind(from)
             .fetch_all(&self.reader)
             .await
             .map_err(failed("listing events"))?;
-        page(&rows, limit).map_err(failed("listing events"))
+        page(&rows, limit, window).map_err(failed("listing events"))
     }
 
     async fn attempts(&self, sequence: i64) -> Result<Vec<Attempt>> {
@@ -240,19 +260,13 @@ impl Inspect for SqliteStore {
                 limit ?1
             )"
         );
-        const EXTENT: &str =
-            concat!("select coalesce((select max(sequence) from {events}), 0) - ", floor!());
-
         let groups: Vec<(String, i64)> = sqlx::query_as(self.tables.sql(COUNTS))
             .bind(one_more(cap))
+            .bind(examined(cap))
             .fetch_all(&self.reader)
             .await
             .map_err(failed("counting events"))?;
-        let extent: i64 = sqlx::query_scalar(self.tables.sql(EXTENT))
-            .fetch_one(&self.reader)
-            .await
-            .map_err(failed("counting events"))?;
-        counts::by_status(groups, extent, cap)
+        counts::by_status(groups, self.extent(cap).await?, cap)
     }
 
     async fn counts_by_tenant(&self, cap: u64) -> Result<TenantCounts> {
@@ -264,6 +278,7 @@ impl Inspect for SqliteStore {
 
         let groups = sqlx::query(self.tables.sql(BY_TENANT))
             .bind(one_more(cap))
+            .bind(examined(cap))
             .try_map(|row: SqliteRow| {
                 Ok(TenantBacklog {
                     tenant: row.try_get(0)?,
@@ -273,7 +288,7 @@ impl Inspect for SqliteStore {
             .fetch_all(&self.reader)
             .await
             .map_err(failed("counting events by tenant"))?;
-        Ok(counts::by_tenant(groups, cap))
+        Ok(counts::by_tenant(groups, self.extent(cap).await?, cap))
     }
 
     async fn held_by(&self, sequence: i64) -> Result<Option<EventRecord>> {
@@ -312,33 +327,53 @@ impl Inspect for SqliteStore {
     }
 
     async fn oldest_pending(&self) -> Result<Option<Duration>> {
-        // Fresh rows are as old as their place: sequence and time are taken at the same insert.
+        // Fresh rows are as old as their place: sequence and time are taken at the same insert. Of
+        // what is due the first and the last are looked at: those between may all have been sent.
         const OLDEST: &str = concat!(
             "select ",
             now!(),
             " - min(since)
             from (
                 select * from (
-                    select created_at as since from {events}
-                    where sequence > ",
+                    select created_at as since from (
+                        select ",
+            pending_columns!(),
+            " from {events} where sequence > ",
             floor!(),
-            " and not_before is null and ",
+            " order by sequence limit ?1 * 2
+                    )
+                    where not_before is null and ",
             unsettled!(),
             "
-                    order by sequence
                     limit 1
                 )
                 union all
-                select max(created_at, not_before) from {events}
-                where not_before <= ",
+                select max(created_at, not_before) from (
+                    select ",
+            pending_columns!(),
+            " from {events} indexed by {bare}_not_before_idx
+                    where not_before <= ",
             now!(),
-            " and ",
+            " order by not_before limit ?1
+                ) where ",
+            unsettled!(),
+            "
+                union all
+                select max(created_at, not_before) from (
+                    select ",
+            pending_columns!(),
+            " from {events} indexed by {bare}_not_before_idx
+                    where not_before <= ",
+            now!(),
+            " order by not_before desc limit ?1
+                ) where ",
             unsettled!(),
             "
             )"
         );
 
         let micros: Option<i64> = sqlx::query_scalar(self.tables.sql(OLDEST))
+            .bind(WINDOW)
             .fetch_one(&self.reader)
             .await
             .map_err(failed("looking for the oldest pending event"))?;
@@ -400,27 +435,77 @@ impl Inspect for SqliteStore {
     }
 }
 
-/// The rows of a window that hit, and where the next page goes on: behind the last of them when
-/// the page is full, else behind the window when that was full.
-fn page(rows: &[SqliteRow], limit: usize) -> sqlx::Result<EventPage> {
+impl SqliteStore {
+    /// The first sequence of the filter's times, and the first behind them.
+    async fn sequences_between(&self, filter: &Filter) -> Result<(i64, i64)> {
+        let (from, before) = times(filter);
+        let from = match from {
+            Some(from) => self.first_since(from).await?,
+            None => i64::MIN,
+        };
+        let until = match before {
+            Some(before) => self.first_since(before).await?,
+            None => i64::MAX,
+        };
+        Ok((from, until))
+    }
+
+    /// The first sequence that was written at this time or later, by bisection: there is no index on
+    /// times.
+    async fn first_since(&self, at: Timestamp) -> Result<i64> {
+        const FIRST: &str = concat!(
+            "with recursive b(lo, hi) as (
+                select coalesce((select min(sequence) from {events}), 0),
+                       coalesce((select max(sequence) from {events}), 0) + 1
+                union all
+                select case when ",
+            middle_is_earlier!(),
+            " then (lo + hi) / 2 + 1 else lo end,
+                       case when ",
+            middle_is_earlier!(),
+            " then hi else (lo + hi) / 2 end
+                from b where lo < hi
+            )
+            select max(lo) from b"
+        );
+
+        sqlx::query_scalar(self.tables.sql(FIRST))
+            .bind(at.as_microsecond())
+            .fetch_one(&self.reader)
+            .await
+            .map_err(failed("looking for a time"))
+    }
+
+    async fn extent(&self, cap: u64) -> Result<Extent> {
+        const EXTENT: &str = concat!(
+            "select coalesce((select max(sequence) from {events}), 0) - ",
+            floor!(),
+            ", exists (
+                select 1 from {events} indexed by {bare}_not_before_idx
+                where not_before is not null limit 1 offset ?1
+            )"
+        );
+
+        let (above, more): (i64, bool) = sqlx::query_as(self.tables.sql(EXTENT))
+            .bind(examined(cap))
+            .fetch_one(&self.reader)
+            .await
+            .map_err(failed("counting events"))?;
+        Ok(Extent { above, cut: more || above > examined(cap) })
+    }
+}
+
+/// What a window answered.
+fn page(rows: &[SqliteRow], limit: usize, window: i64) -> sqlx::Result<EventPage> {
     let Some(first) = rows.first() else {
         return Ok(EventPage::default());
     };
-    let examined: i64 = first.try_get(RECORD_COLUMNS)?;
-    let lowest: Option<i64> = first.try_get(RECORD_COLUMNS + 1)?;
+    let extent = (first.try_get(RECORD_COLUMNS)?, first.try_get(RECORD_COLUMNS + 1)?);
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {
         if row.try_get::<Option<i64>, _>(0)?.is_some() {
             events.push(record(row)?);
         }
     }
-    let last = events.last().map(|event| event.sequence);
-    let next = if events.len() >= limit && last != lowest {
-        last
-    } else if examined >= WINDOW {
-        lowest
-    } else {
-        None
-    };
-    Ok(EventPage { events, next, examined: examined.max(0) as u64 })
+    Ok(window::page(events, limit, extent, window))
 }

@@ -169,6 +169,8 @@ macro_rules! store_conformance {
                 a_list_comes_newest_first_and_in_pages
                 filters_narrow_the_list
                 times_of_a_filter_are_from_and_before
+                a_time_range_is_found_whatever_gaps_there_are
+                a_page_says_how_many_events_it_looked_at
                 every_state_can_be_listed
                 a_list_shows_rows_that_cannot_be_decoded
                 a_list_tells_how_large_a_payload_is_and_holds_none

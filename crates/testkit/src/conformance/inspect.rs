@@ -127,6 +127,57 @@ pub async fn times_of_a_filter_are_from_and_before<DB: Dialect>(subject: &Subjec
     assert_eq!(ids(&list(&outbox, &filter, 10).await), [created[2].0, created[1].0]);
 }
 
+/// A time range is found wherever it lies, also when many events are gone.
+pub async fn a_time_range_is_found_whatever_gaps_there_are<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let all = events(24);
+    outbox.enqueue(&all).await;
+    for (event, hours) in all.iter().zip((0..24).rev()) {
+        outbox.age(event.id(), hours).await;
+    }
+    outbox.sql("delete from {events} where sequence in (2, 3, 4, 11, 23, 24)").await;
+    let left: Vec<(Uuid, Timestamp)> = list(&outbox, &Filter::default(), 100)
+        .await
+        .into_iter()
+        .map(|record| (record.event_id.unwrap(), record.content.unwrap().created_at))
+        .collect();
+    assert_eq!(left.len(), 18);
+    let times = left.iter().flat_map(|(_, at)| [-1_800, 0, 1_800].map(|s| plus(*at, s)));
+    let times: Vec<Timestamp> = times.step_by(5).collect();
+    for from in &times {
+        for before in times.iter().filter(|before| *before >= from) {
+            let filter = Filter {
+                created_from: Some(*from),
+                created_before: Some(*before),
+                ..Filter::default()
+            };
+            let inside = left.iter().filter(|(_, at)| at >= from && at < before);
+            let expected: Vec<Uuid> = inside.map(|(id, _)| *id).collect();
+            assert_eq!(ids(&list(&outbox, &filter, 100).await), expected, "{from} to {before}");
+        }
+    }
+    outbox.sql("delete from {events}").await;
+    let filter = Filter { created_from: Some(times[0]), ..Filter::default() };
+    assert!(list(&outbox, &filter, 10).await.is_empty(), "an empty outbox has no times");
+}
+
+fn plus(at: Timestamp, seconds: i64) -> Timestamp {
+    at.checked_add(SignedDuration::from_secs(seconds)).unwrap()
+}
+
+/// A page says how many events it looked at, so that nobody takes a part for the whole.
+pub async fn a_page_says_how_many_events_it_looked_at<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(25)).await;
+    let nobody = Filter { tenant: Some("nobody".to_owned()), ..Filter::default() };
+    let page = outbox.store.events(&nobody, None, 10).await.unwrap();
+    assert_eq!((page.events.len(), page.examined, page.next), (0, 25, None));
+    let page = outbox.store.events(&Filter::default(), None, 10).await.unwrap();
+    assert!((10..=25).contains(&page.examined), "{} looked at", page.examined);
+    let page = outbox.store.events(&Filter::default(), None, 25).await.unwrap();
+    assert_eq!((page.events.len(), page.examined, page.next), (25, 25, None));
+}
+
 /// Every state can be listed, and shows the events that are in it.
 pub async fn every_state_can_be_listed<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

@@ -1,25 +1,25 @@
 //! Metrics as a scrape shows them, and the housekeeping that feeds them.
 
-mod support;
-
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste::{
     Event, Inbox, metric,
-    relay::{Config, Housekeeping, Relay, Retention, observe},
+    relay::{Config, HealthLimits, Housekeeping, Relay, Retention, observe},
+    store::Pausable,
     stores::inbox::InboxDialect,
     transport::Outcome,
     transports::memory::MemoryTransport,
 };
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 
 on_every_database!(@ sqlite, sqlx::Sqlite, every_metric_is_served_and_says_what_happened);
 on_every_database!(
     @ postgres, sqlx::Postgres,
     every_metric_is_served_and_says_what_happened,
     labels_are_few_however_many_topics_and_tenants_there_are,
-    one_relay_keeps_house_and_the_next_takes_over
+    one_relay_keeps_house_and_the_next_takes_over,
+    an_old_event_makes_a_relay_unready_until_it_is_delivered
 );
 
 fn recorder() -> &'static PrometheusHandle {
@@ -101,6 +101,14 @@ async fn every_metric_is_served_and_says_what_happened<DB: TestDatabase + InboxD
         inbox.first(&mut tx, "consumer", "message").await.unwrap();
     }
     tx.commit().await.unwrap();
+    // Both in the past, in the terms of each database.
+    let past = if DB::NAME == "SQLite" { "0" } else { "timestamp '2000-01-01 00:00:00'" };
+    on.sql(&format!(
+        "insert into {{idempotency}}
+             (scope, idempotency_key, fingerprint, locked_by, locked_until, expires_at)
+         values ('', 'k', 'f', 'r', {past}, {past})"
+    ))
+    .await;
 
     becomes(&outbox, "outbox_dispatch_total{topic=\"Order\",result=\"success\"}", 2.0).await;
     becomes(&outbox, "outbox_dispatch_total{topic=\"Order\",result=\"retry\"}", 2.0).await;
@@ -113,6 +121,7 @@ async fn every_metric_is_served_and_says_what_happened<DB: TestDatabase + InboxD
     becomes(&outbox, "outbox_breaker_state{destination=\"memory\"}", 0.0).await;
     becomes(&outbox, "outbox_purged_total{kind=\"event\"}", 2.0).await;
     becomes(&outbox, "outbox_purged_total{kind=\"inbox\"}", 1.0).await;
+    becomes(&outbox, "outbox_purged_total{kind=\"idempotency\"}", 1.0).await;
     becomes(&outbox, "outbox_inbox_duplicates_total", 1.0).await;
     let stats = relay.stats();
     becomes(&outbox, "outbox_hot_enqueued_total", stats.hot_enqueued as f64).await;
@@ -120,7 +129,8 @@ async fn every_metric_is_served_and_says_what_happened<DB: TestDatabase + InboxD
     // Which path is the faster one, nobody knows; the retry comes from a poll.
     assert_eq!(stats.hot_enqueued + stats.cold_enqueued, 4);
     becomes(&outbox, "outbox_shards_owned", f64::from(stats.shards)).await;
-    assert!(stats.delivery_p50_ms <= stats.delivery_p95_ms && stats.delivery_p95_ms.is_some());
+    let stats = until(&relay, "latencies", |stats| stats.delivery_p95_ms.is_some()).await;
+    assert!(stats.delivery_p50_ms <= stats.delivery_p95_ms);
 
     let names: BTreeSet<String> = scrape(&outbox)
         .into_iter()
@@ -188,4 +198,40 @@ async fn one_relay_keeps_house_and_the_next_takes_over<DB: TestDatabase>(on: &Fi
     until(&b, "its turn", |stats| stats.housekeeper).await;
     b.stop().await.unwrap();
     assert!(!b.health().ready);
+}
+
+async fn an_old_event_makes_a_relay_unready_until_it_is_delivered<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let config = Config {
+        health: HealthLimits { max_age: Duration::from_millis(1), ..HealthLimits::default() },
+        housekeeping: Housekeeping {
+            health: Some(Duration::from_millis(20)),
+            ..quick().housekeeping
+        },
+        ..quick()
+    };
+    let transport = MemoryTransport::new();
+    let relay = on.relay(transport.clone(), config);
+    assert!(relay.health().live && !relay.health().ready, "it is not started");
+    let becomes = async |ready: bool| {
+        soon("a change of health", async {
+            while relay.health().ready != ready {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    };
+    let destination = Pausable::Destination("memory".to_owned());
+    on.store.pause(&destination, "test", None).await.unwrap();
+    relay.start().await.unwrap();
+    becomes(true).await;
+    on.enqueue(vec![event("k", 1)]).await;
+    becomes(false).await;
+    let health = relay.health();
+    assert!(health.live && health.reasons[0].contains("older than"), "{health:?}");
+    on.store.resume(&destination).await.unwrap();
+    soon("delivery", transport.wait_for(1)).await;
+    becomes(true).await;
+    relay.stop().await.unwrap();
 }

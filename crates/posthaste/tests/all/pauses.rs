@@ -1,12 +1,11 @@
 //! Pauses: stored with the outbox, obeyed by every relay, surviving restarts and takeovers.
 
-mod support;
-
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Key, Status,
@@ -16,7 +15,6 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
-use support::{Fixture, TestDatabase, event, quick, soon, until};
 use tokio::sync::Semaphore;
 
 macro_rules! on_two_databases {
