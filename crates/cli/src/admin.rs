@@ -52,7 +52,7 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
     admin.listen = admin.listen.map(|listen| Listen { chosen: true, ..listen });
     let mut signal = StopSignal::new()?;
     let mut serving = Serving::nothing();
-    let Some(url) = serving.admin(admin, None, outboxes).await? else {
+    let Some(url) = serving.admin(&admin, None, outboxes).await? else {
         return Err(Error::invalid("admin.enabled is false, or admin.listen is off"));
     };
     print(&format!("{url}\n"))?;

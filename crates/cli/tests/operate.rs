@@ -496,6 +496,7 @@ fn a_configuration_is_made_checked_and_shown() {
             "[destinations.b]\nurl = \"nats://h\"\npayload_limit = \"1 MiB\"",
             &["payload_limit", "nats"],
         ),
+        ("[admin]\ntls_cert = \"no.pem\"\ntls_key = \"no.pem\"", &["no.pem"]),
         ("[relay]\nlaese = 1\nbatch = 0", &["2 problems"]),
     ] {
         let base = "[outbox]\nurl = \"sqlite:a.db\"\n[destinations.a]\nurl = \"log\"\n";
