@@ -8,10 +8,7 @@ use posthaste_admin::{AdminConfig, Role, Tls, Token};
 
 use tracing_subscriber::EnvFilter;
 
-use super::{
-    origin::Origin,
-    reader::{Reader, Section},
-};
+use super::{origin::Origin, reader::Reader, section::Section};
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
