@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::PrometheusBuilder;
+pub use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_relay::observe::LATENCY_BUCKETS;
 

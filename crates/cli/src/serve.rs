@@ -1,37 +1,19 @@
 //! What a process says of its outboxes over HTTP: admin API, dashboard and metrics, and health on
 //! a listener of its own.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use posthaste::{Error, ErrorKind, Result, relay::observe};
-use posthaste_admin::{Admin, AdminOutbox, health};
+use posthaste::Result;
+use posthaste_admin::{Admin, AdminOutbox, health, metrics::PrometheusHandle};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::config::{AdminSettings, HealthSettings, Listen};
-
-/// How often samples of histograms are put in order between two scrapes.
-const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Everything that is served. Ends when it is stopped.
 pub(crate) struct Serving {
     tasks: JoinSet<()>,
     /// Says stop to all tasks; set once.
     stop: watch::Sender<bool>,
-}
-
-/// Records metrics from here on; what was recorded before is lost.
-pub(crate) fn record_metrics() -> Result<PrometheusHandle> {
-    let failed = |error: BuildError| {
-        Error::new(ErrorKind::State, "metrics cannot be recorded").with_source(error)
-    };
-    let mut builder = PrometheusBuilder::new();
-    for latency in [observe::DISPATCH_LATENCY_SECONDS, observe::DELIVERY_LATENCY_SECONDS] {
-        let these = Matcher::Full(latency.to_owned());
-        builder =
-            builder.set_buckets_for_metric(these, &observe::LATENCY_BUCKETS).map_err(failed)?;
-    }
-    builder.install_recorder().map_err(failed)
 }
 
 impl Serving {
@@ -46,13 +28,10 @@ impl Serving {
         metrics: Option<PrometheusHandle>,
         outboxes: Vec<AdminOutbox>,
     ) -> Result<Option<String>> {
-        let Some((listen, config)) = settings.listen.zip(settings.config(metrics.clone())) else {
+        let Some((listen, config)) = settings.listen.zip(settings.config(metrics)) else {
             return Ok(None);
         };
         let scheme = if settings.tls.is_some() { "https" } else { "http" };
-        if let Some(metrics) = metrics {
-            self.tasks.spawn(upkeep(metrics, stopped(self.stop.subscribe())));
-        }
         let admin = Admin::new(outboxes, config)?;
         let Some((listener, address)) = bound(listen, admin.bind().await)? else {
             return Ok(None);
@@ -111,15 +90,4 @@ fn bound(listen: Listen, bound: Result<TcpListener>) -> Result<Option<(TcpListen
 async fn stopped(mut stop: watch::Receiver<bool>) {
     // An end of the sender is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;
-}
-
-async fn upkeep(metrics: PrometheusHandle, stop: impl Future<Output = ()>) {
-    let mut ticks = tokio::time::interval(UPKEEP);
-    let mut stop = std::pin::pin!(stop);
-    loop {
-        tokio::select! {
-            () = &mut stop => return,
-            _ = ticks.tick() => metrics.run_upkeep(),
-        }
-    }
 }

@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste::relay::LogTenant;
+use posthaste_admin::metrics::PrometheusHandle;
 use posthaste_admin::{AdminConfig, Role, Tls, Token};
 
 use tracing_subscriber::EnvFilter;

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste::{
     Error, ErrorKind, Outbox, Result, Status,
     backoff::Backoff,
@@ -17,6 +16,7 @@ use posthaste::{
     stores::Tables,
 };
 use posthaste_admin::AdminOutbox;
+use posthaste_admin::metrics::PrometheusHandle;
 use sqlx::{Executor, Pool};
 use tokio::{
     sync::watch,
@@ -34,7 +34,7 @@ use super::{
 use crate::{
     config::{AdminSettings, Listen},
     output::print,
-    serve::{Serving, record_metrics},
+    serve::Serving,
     stop::StopSignal,
 };
 
@@ -85,7 +85,7 @@ impl Demo {
     ) -> Result<Summary> {
         let ledger = Arc::new(Ledger::new());
         let serving = &mut Serving::nothing();
-        let metrics = self.serve.map(|_| record_metrics()).transpose()?;
+        let metrics = self.serve.map(|_| posthaste_admin::metrics::record()).transpose()?;
         let relay = Arc::new(self.relay(&ledger)?);
         relay.start().await?;
         self.serve(serving, metrics, &relay).await?;

@@ -20,7 +20,7 @@ use crate::{
     args::OutboxArgs,
     config::{OutboxSettings, Settings},
     database, logging,
-    serve::{Serving, record_metrics},
+    serve::Serving,
     stop::StopSignal,
 };
 
@@ -99,7 +99,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     }
     // Before the relays are made: what they record earlier is lost.
     let served = !args.once && settings.admin.listen.is_some();
-    let metrics = (served && settings.metrics.enabled).then(record_metrics).transpose()?;
+    let metrics =
+        (served && settings.metrics.enabled).then(posthaste_admin::metrics::record).transpose()?;
     let mut running = Vec::new();
     for (outbox, (destinations, routes)) in settings.outboxes.iter().zip(routed) {
         let (store, _) = database::open(outbox).await?;
