@@ -144,7 +144,7 @@ fn the_variables_of_the_compose_file_are_well() {
         check.env(name, value.trim_matches('\''));
         count += 1;
     }
-    assert_eq!(count, 5, "variables in the compose file");
+    assert!(count >= 5, "{count} variables in the compose file");
     let output = check.current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }

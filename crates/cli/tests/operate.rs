@@ -286,6 +286,8 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
     // What waits while all is paused can be given up, if it is said which.
     ground.says(&["pause", "outbox", "--note", "freeze"], &["the outbox is paused"]);
     ground.says(&["status"], &["paused", "freeze"]);
+    // Obeyed: the relay has given its shards back.
+    ground.until(&["status"], |status| status["shards"]["held"] == 0);
     write("OrderHeld", 9, "acme").await;
     ground.refuses(&["events", "discard", "--yes"], 2, &["say which"]);
     let discard = ["events", "discard", "--type", "OrderHeld", "--yes"];
