@@ -4,6 +4,9 @@ import { absolute, many } from "./format.js";
 import { time } from "./parts.js";
 import { h } from "./view.js";
 
+// A relay is written down as its name, a slash, and its run; the run says nothing here.
+const relayName = (relay) => relay.replace(/\/[^/]*$/, "");
+
 const step = (kind, title, at, text) =>
   h(
     "li",
@@ -47,7 +50,7 @@ export function timeline({ event, attempts }) {
         "li.warn",
         { key: `${attempt}/${at}` },
         h("span.step-head", null, h("strong", null, `Attempt ${attempt} failed`), time(at)),
-        h("span.under", null, absolute(at), ` · ${relay} → ${destination}`),
+        h("span.under", null, absolute(at), ` · ${relayName(relay)} → ${destination}`),
         h("p.step-text.error-text", null, error),
       )
     ),

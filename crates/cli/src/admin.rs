@@ -34,6 +34,8 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
     let settings = args.outbox.load(listen.collect())?;
     settings.refuse(&["outbox", "outboxes", "cleaner", "log", "admin"])?;
     logging::to_stderr("info", Some(&settings.log));
+    let names: Vec<String> =
+        settings.destinations.iter().filter_map(|one| one.name.clone()).collect();
     let mut outboxes = Vec::new();
     for outbox in &settings.outboxes {
         let (store, _) = database::open(outbox).await?;
@@ -41,7 +43,7 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
             name: outbox.name.clone(),
             store,
             relay: None,
-            destinations: Vec::new(),
+            destinations: names.clone(),
             retention: outbox.retention,
         });
     }
@@ -50,7 +52,7 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
     admin.listen = admin.listen.map(|listen| Listen { chosen: true, ..listen });
     let mut signal = StopSignal::new()?;
     let mut serving = Serving::nothing();
-    let Some(url) = serving.admin(admin, None, outboxes).await? else {
+    let Some(url) = serving.admin(&admin, None, outboxes).await? else {
         return Err(Error::invalid("admin.enabled is false, or admin.listen is off"));
     };
     print(&format!("{url}\n"))?;

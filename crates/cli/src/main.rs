@@ -106,7 +106,7 @@ impl Command {
         match self {
             Self::Demo(args) => {
                 // Its failures are on purpose, and its screen is redrawn in place.
-                logging::to_stderr("error", None);
+                logging::to_stderr("error,posthaste_relay::settle=off", None);
                 demo::run(args).await
             }
             Self::Init(args) => config::init(args),

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use posthaste::{Error, ErrorKind, Result, relay::observe};
-use posthaste_admin::{Admin, AdminConfig, AdminOutbox, health};
+use posthaste_admin::{Admin, AdminOutbox, health};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::config::{AdminSettings, HealthSettings, Listen};
@@ -42,17 +42,17 @@ impl Serving {
     /// Serves the API, the dashboard and the metrics. Gives where, if anywhere.
     pub(crate) async fn admin(
         &mut self,
-        settings: AdminSettings,
+        settings: &AdminSettings,
         metrics: Option<PrometheusHandle>,
         outboxes: Vec<AdminOutbox>,
     ) -> Result<Option<String>> {
-        let Some(listen) = settings.listen else { return Ok(None) };
+        let Some((listen, config)) = settings.listen.zip(settings.config(metrics.clone())) else {
+            return Ok(None);
+        };
         let scheme = if settings.tls.is_some() { "https" } else { "http" };
-        if let Some(metrics) = metrics.clone() {
+        if let Some(metrics) = metrics {
             self.tasks.spawn(upkeep(metrics, stopped(self.stop.subscribe())));
         }
-        let AdminSettings { tokens, tls, .. } = settings;
-        let config = AdminConfig { listen: listen.address, tokens, tls, metrics };
         let admin = Admin::new(outboxes, config)?;
         let Some((listener, address)) = bound(listen, admin.bind().await)? else {
             return Ok(None);

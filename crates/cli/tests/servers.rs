@@ -32,13 +32,13 @@ async fn an_outbox_on_postgres_is_migrated_relayed_and_shown() {
         let args = on(args);
         succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    let refuse = |args: &[&'static str], says: &[&str]| {
+    let refuse = |args: &[&'static str], code, says: &[&str]| {
         let args = on(args);
-        refused(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, says);
+        refused(&args.iter().map(String::as_str).collect::<Vec<_>>(), code, says);
     };
-    refuse(&["status"], &["is not there or has no migration", "posthaste migrate"]);
+    refuse(&["status"], 1, &["is not there or has no migration", "posthaste migrate"]);
     assert!(run(&["migrate", "--shards", "8"]).contains("(postgres, 8 shards): applied migration"));
-    refuse(&["migrate", "--shards", "16"], &["8 shards", "16"]);
+    refuse(&["migrate", "--shards", "16"], 2, &["8 shards", "16"]);
     assert!(run(&["migrate"]).contains("nothing to apply"));
     assert_eq!(run(&["relay", "--to", "log", "--once"]), "");
     let status: serde_json::Value = serde_json::from_str(&run(&["status", "--json"])).unwrap();

@@ -5,7 +5,7 @@
 //! a database (`postgres`, `mysql`, `sqlite`, through sqlx 0.9) or another driver of PostgreSQL
 //! (`tokio-postgres`, `deadpool`, `diesel-async`, `sea-orm`), `derive` for events that are types of the
 //! application's, `domain` for aggregates and units of work, `idempotency` for HTTP APIs, `relay` for
-//! delivering in the same process, `trace` for W3C trace context from the current span at enqueue to the
+//! delivering in the same process, `metrics` for counters and latencies through the facade of that name, `trace` for W3C trace context from the current span at enqueue to the
 //! span of the publish, and a destination (`nats`, `kafka`, `rabbitmq`, `redis`, `mqtt`, `pulsar`, `http`, `bus`,
 //! `handlers`, `log`, `memory`). `testing` is for an application's own tests.
 //!

@@ -2,7 +2,10 @@
 //! kept, so that an event costs a look into a small map.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,7 +22,7 @@ use crate::{Stats, observe};
 pub(crate) struct Meters {
     outbox: String,
     topics: Mutex<Labelled<Arc<Topic>>>,
-    tenants: Mutex<Labelled<Gauge>>,
+    tenants: Mutex<Labelled<Arc<Tenant>>>,
     tenant_limit: usize,
     breakers: Vec<Gauge>,
     relay: RelayMeters,
@@ -46,6 +49,12 @@ struct CountMeters {
     dead: Gauge,
     estimated: Gauge,
     oldest: Gauge,
+}
+
+/// A tenant's backlog, added up before it is told: several tenants can share it.
+struct Tenant {
+    backlog: AtomicU64,
+    gauge: Gauge,
 }
 
 struct Topic {
@@ -180,18 +189,18 @@ impl Meters {
     /// The backlog by tenant; `None` when that is another relay's to say.
     pub(crate) fn tenants(&self, counts: Option<&TenantCounts>) {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        let empty = if counts.is_some() { 0.0 } else { f64::NAN };
-        tenants.values().for_each(|gauge| gauge.set(empty));
-        for backlog in counts.iter().flat_map(|counts| &counts.tenants) {
-            let tenant = backlog.tenant.as_deref().unwrap_or_default();
-            let gauge = tenants.get(tenant, |tenant| {
-                gauge!(
-                    metric::TENANT_PENDING_COUNT,
-                    metric::OUTBOX => self.outbox.clone(),
-                    "tenant" => tenant.to_owned()
-                )
-            });
-            gauge.increment(backlog.events as f64);
+        let Some(counts) = counts else {
+            tenants.values().for_each(|tenant| tenant.gauge.set(f64::NAN));
+            return;
+        };
+        tenants.values().for_each(|tenant| tenant.backlog.store(0, Ordering::Relaxed));
+        for backlog in &counts.tenants {
+            let name = backlog.tenant.as_deref().unwrap_or_default();
+            let tenant = tenants.get(name, |name| self.tenant(name));
+            tenant.backlog.fetch_add(backlog.events, Ordering::Relaxed);
+        }
+        for tenant in tenants.values() {
+            tenant.gauge.set(tenant.backlog.load(Ordering::Relaxed) as f64);
         }
     }
 
@@ -208,6 +217,15 @@ impl Meters {
             "kind" => kind
         )
         .increment(rows);
+    }
+
+    fn tenant(&self, tenant: &str) -> Arc<Tenant> {
+        let gauge = gauge!(
+            metric::TENANT_PENDING_COUNT,
+            metric::OUTBOX => self.outbox.clone(),
+            "tenant" => tenant.to_owned()
+        );
+        Arc::new(Tenant { backlog: AtomicU64::new(0), gauge })
     }
 
     fn topic(&self, topic: &str) -> Arc<Topic> {

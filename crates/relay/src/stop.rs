@@ -32,6 +32,9 @@ impl Driver {
                     && !self.ticking;
                 drained || self.clock.now() >= stopping.until
             }
+            None if self.once && self.lanes.stands_behind_a_pause() => {
+                self.lanes.unsettled() == 0 && !self.settling && self.unwritten.is_none()
+            }
             None if self.once && self.stands_by() => {
                 self.pauses.known()
                     && self.lanes.in_flight() == 0

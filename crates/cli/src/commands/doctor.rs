@@ -42,10 +42,10 @@ pub(crate) struct DoctorArgs {
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<()> {
-    let outbox = args.outbox.one()?;
-    let settings = args.outbox.load(Vec::new())?;
     // It says itself what it finds.
     logging::to_stderr("off", None);
+    let outbox = args.outbox.one()?;
+    let settings = args.outbox.load(Vec::new())?;
     database::refuse_missing_file(outbox.url.expose())?;
     let store = database::connect(&outbox).await?;
     match args.id {
@@ -76,6 +76,10 @@ async fn installation(store: &dyn Store, settings: &Settings, args: &DoctorArgs)
     if !args.no_destinations {
         for one in &settings.destinations {
             findings.push(destination(one).await);
+        }
+        if let Err(unread) = settings.refuse(&["destinations", "routes"]) {
+            let text = format!("not all were looked at: {unread}");
+            findings.push(Finding::new("destinations", Level::Note, text));
         }
     }
     let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();

@@ -36,7 +36,9 @@ fn at_the_terminal() -> String {
     let variable = |names: &[&str]| {
         names.iter().find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))
     };
-    let user = variable(&["USER", "LOGNAME", "USERNAME"]).unwrap_or_else(|| "unknown".to_owned());
+    let user = variable(&["USER", "LOGNAME", "USERNAME"])
+        .or_else(account_number)
+        .unwrap_or_else(|| "unknown".to_owned());
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = kernel
         .map(|name| name.trim().to_owned())
@@ -44,6 +46,17 @@ fn at_the_terminal() -> String {
         .or_else(|| variable(&["HOSTNAME", "COMPUTERNAME"]))
         .unwrap_or_else(|| "localhost".to_owned());
     format!("{user}@{host}")
+}
+
+/// Services and containers often have no name in their environment.
+fn account_number() -> Option<String> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        std::fs::metadata("/proc/self").ok().map(|own| format!("uid-{}", own.uid()))
+    }
+    #[cfg(not(unix))]
+    None
 }
 
 /// Asks before something happens to many events. A "no" is a refusal, and so is nobody to ask.

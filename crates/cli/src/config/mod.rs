@@ -17,6 +17,8 @@ mod unknown;
 
 mod reader;
 
+mod section;
+
 mod settings;
 
 mod serving;

@@ -2,15 +2,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste::relay::LogTenant;
-use posthaste_admin::{Role, Tls, Token};
+use posthaste_admin::{AdminConfig, Role, Tls, Token};
 
 use tracing_subscriber::EnvFilter;
 
-use super::{
-    origin::Origin,
-    reader::{Reader, Section},
-};
+use super::{origin::Origin, reader::Reader, section::Section};
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +59,14 @@ pub(crate) struct AdminSettings {
     pub(crate) listen: Option<Listen>,
     pub(crate) tls: Option<Tls>,
     pub(crate) tokens: Vec<Token>,
+}
+
+impl AdminSettings {
+    /// As the server is told; `None` when it is not to serve.
+    pub(crate) fn config(&self, metrics: Option<PrometheusHandle>) -> Option<AdminConfig> {
+        let Self { listen, tls, tokens } = self.clone();
+        Some(AdminConfig { listen: listen?.address, tokens, tls, metrics })
+    }
 }
 
 pub(super) fn log(reader: &mut Reader) -> LogSettings {
@@ -146,16 +152,12 @@ pub(super) fn admin(reader: &mut Reader) -> AdminSettings {
         admin.problem("tls_cert", text.to_owned());
     }
     let tokens = tokens(reader);
-    let open = listen.filter(|listen| !listen.address.ip().is_loopback());
-    if let Some(Listen { address, .. }) = open.filter(|_| tokens.is_empty()) {
-        let text = format!(
-            "admin.listen {address} is open to others and there are no admin.tokens; add tokens, \
-             or listen at 127.0.0.1"
-        );
-        reader.problem("admin.listen", text);
-    }
     let tls = cert.zip(key).map(|(cert, key)| Tls { cert: cert.into(), key: key.into() });
-    AdminSettings { listen, tls, tokens }
+    let settings = AdminSettings { listen, tls, tokens };
+    if let Some(Err(error)) = settings.config(None).map(|config| config.check()) {
+        reader.problem("admin", error.to_string());
+    }
+    settings
 }
 
 fn tokens(reader: &mut Reader) -> Vec<Token> {
@@ -172,13 +174,8 @@ fn tokens(reader: &mut Reader) -> Vec<Token> {
             reader.problem(&path, text);
             continue;
         };
-        if secret.expose().len() < 16 {
-            let text = format!("{path}: the token of {name} has fewer than 16 characters");
-            reader.problem(&path, text);
-        }
-        if tokens.iter().any(|other| other.name == name || other.secret == secret) {
-            let text = format!("{path}: another token has the name {name} or the same text");
-            reader.problem(&path, text);
+        if tokens.iter().any(|other| other.secret == secret) {
+            reader.problem(&path, format!("{path}: another token has the same text"));
         }
         tokens.push(Token { name, role, secret });
     }

@@ -8,10 +8,7 @@ use posthaste::{
     relay::{Config, Housekeeping, OnDead, Retention},
 };
 
-use super::{
-    origin::Origin,
-    reader::{Reader, Section},
-};
+use super::{origin::Origin, reader::Reader, section::Section};
 use crate::destination::LogFormat;
 
 /// An outbox, and how its events are relayed.

@@ -209,7 +209,10 @@ fn what_is_wrong_is_named_with_its_key_its_place_and_what_is_accepted() {
         ("[admin]\nlisten = \"0.0.0.0:80\"", &["0.0.0.0:80", "tokens", "127.0.0.1"]),
         ("[admin]\ntls_cert = \"c\"", &["tls_cert and admin.tls_key belong together"]),
         ("[admin]\ntokens = [{ name = \"a\" }]", &["admin.tokens[1] needs a name, and a token"]),
-        ("[admin]\ntokens = [{ name = \"a\", token = \"s3cret\" }]", &["fewer than 16"]),
+        (
+            "[admin]\nlisten = \"0.0.0.0:80\"\ntokens = [{ name = \"a\", token = \"s3cret\" }]",
+            &["\"a\" has fewer than 16 characters"],
+        ),
         (
             "[admin]\ntokens = [{ name = \"a\", role = \"root\", token = \"s3cret\" }]",
             &["viewer or operator"],

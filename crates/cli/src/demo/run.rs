@@ -138,7 +138,7 @@ impl Demo {
             retention: RETENTION,
         };
         let settings = AdminSettings { listen, tls: None, tokens: Vec::new() };
-        match serving.admin(settings, metrics, vec![outbox]).await? {
+        match serving.admin(&settings, metrics, vec![outbox]).await? {
             Some(url) => print(&format!("dashboard: {url}\n")),
             None => Ok(()),
         }

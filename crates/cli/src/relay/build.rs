@@ -5,6 +5,7 @@ use posthaste::{
     relay::{Destination, Relay, Route, Routes},
     stores::{self, Options},
 };
+use posthaste_admin::Admin;
 
 use crate::{
     config::{OutboxSettings, RouteSettings, Settings},
@@ -127,7 +128,10 @@ pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {
         Ok(destinations) => destinations,
         Err(error) => return vec![error.to_string()],
     };
-    let mut problems: Vec<String> = Vec::new();
+    // Certificates are read, and nothing is served.
+    let admin = settings.admin.config(None).map(|config| Admin::new(Vec::new(), config));
+    let unserved = admin.and_then(Result::err).map(|error| error.to_string());
+    let mut problems: Vec<String> = unserved.into_iter().collect();
     for outbox in &settings.outboxes {
         let built = async {
             let (destinations, routes) = routing(settings, outbox, &destinations)?;

@@ -114,7 +114,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
     let mut signal = StopSignal::new()?;
     let outboxes: Vec<AdminOutbox> = running.iter().map(|one| one.served.clone()).collect();
     let mut serving = Serving::nothing();
-    serving.admin(settings.admin, metrics, outboxes.clone()).await?;
+    serving.admin(&settings.admin, metrics, outboxes.clone()).await?;
     serving.health(settings.health, outboxes).await?;
     let ended = until_stopped(&running, &mut signal).await;
     serving.stop().await;

@@ -108,13 +108,16 @@ pub async fn explain(store: &dyn Store, id: Uuid, destinations: &[String]) -> Re
         Status::New | Status::Retry => {
             let waits = waiting(store, &record, now).await?;
             let obstacle = around.obstacle(&record);
+            // What was put back without an attempt waits for what it was put back for.
+            let put_back =
+                |waits: &Explanation| waits.cause == Cause::Retry && record.attempts == 0;
             match (waits, obstacle) {
-                (Some(waits), obstacle) => waits.besides(obstacle),
-                (None, Some(obstacle)) => Explanation {
+                (waits, Some(obstacle)) if waits.as_ref().is_none_or(put_back) => Explanation {
                     sentence: format!("It is due, but {}.", obstacle.sentence),
                     ..obstacle
                 },
-                (None, None) => in_progress(&record, &around),
+                (Some(waits), obstacle) => waits.besides(obstacle),
+                (None, _) => in_progress(&record, &around),
             }
         }
     })
@@ -173,8 +176,11 @@ fn dead(id: Uuid, record: &EventRecord, now: Timestamp) -> Explanation {
         }
         _ => "",
     };
-    let attempts = record.attempts;
-    let sentence = format!("It is dead{when}, after {attempts} failed attempts: {why}.{parked}");
+    let failed = match record.attempts {
+        1 => "1 failed attempt".to_owned(),
+        attempts => format!("{attempts} failed attempts"),
+    };
+    let sentence = format!("It is dead{when}, after {failed}: {why}.{parked}");
     Explanation::new(Cause::Dead, sentence).mended_by(format!("posthaste dead replay {id}"))
 }
 
@@ -195,13 +201,18 @@ async fn waiting(
         let sentence = format!("It is not to be delivered before {}.", until(at, now));
         return Ok(Some(Explanation::new(Cause::Delayed, sentence)));
     }
-    let sentence = format!(
-        "It has failed {} times and is tried again at {}. The last failure{}: {}.",
-        record.attempts,
-        until(at, now),
-        record.destination.as_ref().map(|name| format!(" at {name}")).unwrap_or_default(),
-        record.last_error.as_deref().unwrap_or("the reason was not kept"),
-    );
+    let place = record.destination.as_ref().map(|name| format!(" at {name}")).unwrap_or_default();
+    let why = record.last_error.as_deref().unwrap_or("the reason was not kept");
+    let next = until(at, now);
+    let sentence = match record.attempts {
+        0 => {
+            format!("It was put back without an attempt{place} ({why}) and comes again at {next}.")
+        }
+        1 => format!("It has failed once and is tried again at {next}. The failure{place}: {why}."),
+        failed => format!(
+            "It has failed {failed} times and is tried again at {next}. The last failure{place}: {why}."
+        ),
+    };
     Ok(Some(Explanation::new(Cause::Retry, sentence)))
 }
 

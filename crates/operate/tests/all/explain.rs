@@ -33,6 +33,7 @@ on_both! {
     a_row_that_cannot_be_decoded_is_dead_and_not_unrouted
     a_destination_that_takes_nothing_is_named
     a_pause_is_named_with_who_set_it
+    what_a_pause_put_back_has_not_failed
     without_a_relay_nothing_is_delivered
     a_shard_without_an_owner_is_named
     an_event_that_nothing_keeps_back_is_in_progress
@@ -120,7 +121,7 @@ async fn an_event_that_failed_waits_for_its_retry<DB: Dialect>(on: &Outbox<DB>) 
     });
     on.relay(picky, patient()).relay_once().await.unwrap();
     on.own("r1").await;
-    let words = ["failed 1 times", "tried again at", "at memory", "503 from the shop"];
+    let words = ["failed once", "tried again at", "at memory", "503 from the shop"];
     says(&ask(on, id).await, Cause::Retry, &words, None);
 }
 
@@ -251,6 +252,21 @@ async fn a_pause_is_named_with_who_set_it<DB: Dialect>(on: &Outbox<DB>) {
         on.store.pause(&what, "ada", None).await.unwrap();
     }
     assert_eq!(explain(&*on.store, id, &names).await.unwrap().cause, Cause::InProgress);
+}
+
+/// A replay has no lane to be held in: it is written back, and that is no failure of its own.
+async fn what_a_pause_put_back_has_not_failed<DB: Dialect>(on: &Outbox<DB>) {
+    let id = on.enqueue(&event("1")).await;
+    let relay = || on.relay(MemoryTransport::new(), patient());
+    relay().relay_once().await.unwrap();
+    on.own("r1").await;
+    on.store.pause(&Pausable::Destination("memory".to_owned()), "ada", None).await.unwrap();
+    on.store.replay(&Selection::One(id)).await.unwrap();
+    relay().relay_once().await.unwrap();
+    let answer = explain(&*on.store, id, &["memory".to_owned()]).await.unwrap();
+    let mend = Some("posthaste resume destination memory");
+    says(&answer, Cause::Paused, &["destination memory is paused by ada"], mend);
+    assert!(!answer.sentence.contains("failed"), "{answer:?}");
 }
 
 async fn without_a_relay_nothing_is_delivered<DB: Dialect>(on: &Outbox<DB>) {

@@ -362,6 +362,11 @@ async fn under_global_everything_waits_behind_a_paused_key<DB: TestDatabase>(on:
     on.enqueue(vec![event("a", 1), event("b", 2), event("c", 3)]).await;
     soon("the first", transport.wait_for(1)).await;
     until(&relay, "the others", |stats| stats.cold_queue == 2).await;
+    relay.stop().await.unwrap();
+    let config = Config { ordering: RelayOrdering::Global, ..named("b") };
+    soon("a pass by hand", on.relay(transport.clone(), config.clone()).relay_once()).await.unwrap();
+    assert_eq!(transport.delivered().len(), 1);
+    let relay = started(on, transport.clone(), config).await;
     resume(on, &key).await;
     soon("the rest", transport.wait_for(3)).await;
     let order: Vec<_> = transport.delivered().iter().map(|e| e.event.payload().clone()).collect();

@@ -67,6 +67,17 @@ impl Lanes {
         }
     }
 
+    /// Everything waits behind an event that is paused (`global`): there is nothing to do.
+    pub fn stands_behind_a_pause(&self) -> bool {
+        let queue = self.lanes.values().next().map(|lane| &lane.queue);
+        let head = queue.and_then(|queue| self.known.get(&queue.front()?.sequence));
+        let paused = |entry: &Entry| {
+            let of = &self.destinations[usize::from(entry.destination)];
+            of.breaker.paused.is_some() || self.is_paused(entry.key)
+        };
+        self.rules.global && self.in_flight == 0 && head.is_some_and(paused)
+    }
+
     pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
         !self.paused_keys.is_empty() && key.is_some_and(|key| self.paused_keys.contains_key(&key))
     }

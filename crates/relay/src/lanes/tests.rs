@@ -640,6 +640,32 @@ fn under_global_everything_waits_behind_a_paused_key() {
 }
 
 #[test]
+fn under_global_everything_waits_behind_an_event_of_a_paused_destination() {
+    let named = |name: &str| DestinationRules { name: name.to_owned(), together: true };
+    let rules = Rules {
+        destinations: vec![named("left"), named("right")],
+        route: Some(Box::new(|envelope| {
+            let destination = u16::from(envelope.sequence == 2);
+            Ok(Routed { destination, topic: None })
+        })),
+        ..rules(OnDead::Skip, true)
+    };
+    let mut lanes = Lanes::new(rules);
+    lanes.open_shard(0, None);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+    }
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["right"]), now());
+    assert_eq!(dispatch(&mut lanes), [1], "what follows is another destination's");
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert!(dispatch(&mut lanes).is_empty() && lanes.next_batch(1, 9, i64::MAX).0.is_empty());
+    assert!(lanes.stands_behind_a_pause());
+    resume(&mut lanes);
+    assert!(!lanes.stands_behind_a_pause());
+    assert_eq!(lanes.next_batch(1, 9, i64::MAX).0[0].sequence, 2);
+}
+
+#[test]
 fn claimed_rows_of_a_paused_key_are_given_back() {
     let mut lanes = Lanes::new(Rules { unordered: true, ..rules(OnDead::Skip, false) });
     let lease = Arc::new(RowLease { token: "r#1".to_owned() });
