@@ -27,6 +27,8 @@ mod claim;
 
 mod settle;
 
+mod backlog;
+
 mod inspect;
 
 mod operate;

@@ -20,6 +20,9 @@ mod claim;
 mod settle;
 
 #[macro_use]
+mod backlog;
+
+#[macro_use]
 mod inspect;
 
 mod operate;

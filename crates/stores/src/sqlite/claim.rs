@@ -14,7 +14,7 @@ use sqlx::SqliteConnection;
 
 use super::{
     SqliteStore,
-    inspect::floor,
+    backlog::floor,
     list, micros,
     read::in_order,
     row::{columns, fetched, fetched_all, now, unsettled},

@@ -21,6 +21,8 @@ mod claim;
 
 mod settle;
 
+mod backlog;
+
 mod inspect;
 
 mod operate;

@@ -17,7 +17,8 @@ use uuid::Uuid;
 
 use super::{
     SqliteStore,
-    inspect::{floor, matches_filter, with_filter},
+    backlog::floor,
+    inspect::{matches_filter, with_filter},
     list, micros,
     row::{FOR_EVER, now, status, status_of},
 };
