@@ -19,6 +19,8 @@ impl Driver {
         }
     }
 
+    /// Never while a heartbeat is under way: one that arrives after the farewell would keep this relay
+    /// alive for a lease, and the others would leave it its share.
     pub(crate) fn finished(&self) -> bool {
         match &self.stopping {
             Some(stopping) => {
@@ -28,10 +30,10 @@ impl Driver {
                     && self.unwritten.is_none()
                     && !self.acquiring
                     && !self.handing_over
-                    // A heartbeat that arrives after the farewell would keep us alive for a lease.
                     && !self.ticking;
                 drained || self.clock.now() >= stopping.until
             }
+            None if self.once && self.ticking => false,
             None if self.once && self.lanes.stands_behind_a_pause() => {
                 self.lanes.unsettled() == 0 && !self.settling && self.unwritten.is_none()
             }
