@@ -281,6 +281,10 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
         &["key Order/5 tenant=acme goes on"],
     );
     ground.says(&["resume", "key", "Order/5"], &["was not paused"]);
+    // A key of the application's own has no aggregate to name it by.
+    for (verb, says) in [("pause", "is paused"), ("resume", "goes on")] {
+        ground.says(&[verb, "key", "00ff00ff00ff00ff"], &["key 00ff00ff00ff00ff", says]);
+    }
     ground.refuses(&["pause", "key", "Order"], 2, &["Order/42"]);
 
     // What waits while all is paused can be given up, if it is said which.

@@ -47,8 +47,9 @@ enum What {
     },
     /// One aggregate: its events wait
     Key {
-        #[arg(value_name = "TYPE/ID", value_parser = key)]
-        key: (String, String),
+        /// The aggregate, or the 16 digits by which `status` shows a key of the application's own
+        #[arg(value_name = "TYPE/ID", value_parser = named_key)]
+        key: NamedKey,
 
         /// Its tenant
         #[arg(long)]
@@ -80,13 +81,30 @@ impl What {
             Self::Destination { name, rest } => {
                 (Pausable::Destination(name.clone()), format!("destination {name}"), rest)
             }
-            Self::Key { key: (of, id), tenant, rest } => {
+            Self::Key { key: NamedKey::Digits(what, digits), rest, .. } => {
+                (what, format!("key {digits}"), rest)
+            }
+            Self::Key { key: NamedKey::Aggregate(of, id), tenant, rest } => {
                 let key = Key::of(&derived_key(tenant.as_deref().unwrap_or_default(), &of, &id));
                 let tenant = tenant.map(|tenant| format!(" tenant={tenant}")).unwrap_or_default();
                 (Pausable::Key(key), format!("key {of}/{id}{tenant}"), rest)
             }
         }
     }
+}
+
+/// How a key is named.
+#[derive(Debug, Clone)]
+enum NamedKey {
+    Aggregate(String, String),
+    Digits(Pausable, String),
+}
+
+fn named_key(text: &str) -> Result<NamedKey, String> {
+    if let Ok(what) = Pausable::parse("key", text) {
+        return Ok(NamedKey::Digits(what, text.to_owned()));
+    }
+    key(text).map(|(of, id)| NamedKey::Aggregate(of, id))
 }
 
 pub(crate) async fn pause(args: PauseArgs) -> Result<()> {
