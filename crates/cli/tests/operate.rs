@@ -45,22 +45,54 @@ impl Ground {
             url = "${{TEST_DATABASE}}"
             table = "{table}"
             [relay]
+            enabled = true
             name = "r1"
+            ordering = "per_key"
+            on_dead = "skip"
+            lease = "20s"
+            heartbeat = "5s"
             busy_interval = "20ms"
             idle_interval = "100ms"
+            batch = 100
+            concurrency = 8
+            dispatch_timeout = "10s"
+            max_attempts = 5
+            hot_queue = 500
+            cold_queue = 500
+            drain = "3s"
+            backoff = {{ base = "100ms", cap = "1s" }}
+            [cleaner]
+            enabled = true
+            interval = "30m"
+            retention = "2d"
+            dead_retention = "30d"
+            inbox_retention = "3d"
+            batch = 200
             [destinations.out]
             url = "log"
             format = "json"
+            payload = false
+            rate = 5000
+            concurrency = 4
             [[routes]]
+            aggregate_type = "*"
             event_type = "Order*"
             to = "out"
             topic = "{{aggregate_type}}.{{event_type}}"
             [log]
             format = "json"
+            level = "info"
             tenant = "hashed"
+            [metrics]
+            enabled = true
+            refresh = "1s"
+            tenants = 2
             [health]
             listen = "127.0.0.1:0"
+            interval = "1s"
+            max_age = "10m"
             [admin]
+            enabled = true
             listen = "127.0.0.1:0"
             tokens = [{{ name = "v", role = "viewer", token_file = "token" }}]
             "#

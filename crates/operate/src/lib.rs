@@ -5,6 +5,8 @@
 
 mod overview;
 
+mod lines;
+
 pub mod doctor;
 
 mod filter;
@@ -16,6 +18,7 @@ mod bulk;
 pub use self::{
     bulk::{Action, Bulk, BulkReport, MAX_EVENTS, Progress},
     filter::describe,
+    lines::{EventDetail, EventLine, ShardLine},
     operator::Operator,
     overview::{Overview, PauseLine, RelayLine, ShardCounts},
 };

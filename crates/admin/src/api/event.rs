@@ -1,19 +1,16 @@
 //! One event: its history, its payload, another try or the end for it.
 
-use std::collections::BTreeMap;
-
 use axum::{Json, http::StatusCode};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use jiff::Timestamp;
-use posthaste_core::{
-    Event,
-    store::{Attempt, EventRecord},
+use posthaste_core::store::{Attempt, EventRecord};
+use posthaste_operate::{
+    EventDetail,
+    doctor::{Explanation, explain},
 };
-use posthaste_operate::doctor::{Explanation, explain};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Changed, Nothing, ServedOutbox, events::EventLine};
+use super::{Changed, Nothing, ServedOutbox};
 use crate::{
     AdminOutbox,
     auth::{Caller, must_operate},
@@ -41,35 +38,8 @@ async fn find(served: &ServedOutbox, path: &EventPath) -> Answer<EventRecord> {
 #[derive(Serialize)]
 pub(super) struct EventAnswer {
     event: EventDetail,
-    attempts: Vec<AttemptLine>,
+    attempts: Vec<Attempt>,
     explanation: Explanation,
-}
-
-#[derive(Serialize)]
-struct EventDetail {
-    #[serde(flatten)]
-    line: EventLine,
-    headers: BTreeMap<String, String>,
-    content_type: Option<String>,
-    schema_id: Option<String>,
-    schema_version: Option<i32>,
-    routing_key: Option<String>,
-    ordering_key: Option<String>,
-}
-
-#[derive(Serialize)]
-struct AttemptLine {
-    attempt: u32,
-    at: Timestamp,
-    relay: String,
-    destination: String,
-    error: String,
-}
-
-impl From<Attempt> for AttemptLine {
-    fn from(Attempt { attempt, at, relay, destination, error }: Attempt) -> Self {
-        Self { attempt, at, relay, destination, error }
-    }
 }
 
 pub(super) async fn show(
@@ -85,21 +55,7 @@ pub(super) async fn show(
         return Err(Problem::new(StatusCode::NOT_FOUND, explanation.sentence));
     };
     let attempts = store.attempts(record.sequence).await?;
-    let event = record.content.as_ref().ok().map(|envelope| &envelope.event);
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    Ok(Json(EventAnswer {
-        event: EventDetail {
-            line: EventLine::new(&record),
-            headers: event.map(|event| event.headers().clone()).unwrap_or_default(),
-            content_type: owned(event.map(Event::content_type)),
-            schema_id: owned(event.and_then(|event| event.schema_id())),
-            schema_version: event.map(Event::schema_version),
-            routing_key: owned(event.and_then(|event| event.routing_key())),
-            ordering_key: event.and_then(Event::ordering_key),
-        },
-        attempts: attempts.into_iter().map(AttemptLine::from).collect(),
-        explanation,
-    }))
+    Ok(Json(EventAnswer { event: EventDetail::new(&record), attempts, explanation }))
 }
 
 #[derive(Serialize)]

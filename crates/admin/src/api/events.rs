@@ -2,12 +2,9 @@
 
 use axum::Json;
 use jiff::Timestamp;
-use posthaste_core::{
-    Envelope, Error, Event, Result, Status, limits,
-    store::{EventRecord, Filter, Wait},
-};
+use posthaste_core::{Error, Result, Status, limits, store::Filter};
+use posthaste_operate::EventLine;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use super::ServedOutbox;
 use crate::{
@@ -75,65 +72,6 @@ pub(super) struct Events {
     examined: u64,
     /// The page is not full and yet not the last: so many events were looked at.
     window_ended: bool,
-}
-
-#[derive(Serialize)]
-pub(super) struct EventLine {
-    id: Option<Uuid>,
-    sequence: i64,
-    status: Status,
-    r#type: Option<String>,
-    aggregate_type: Option<String>,
-    aggregate_id: Option<String>,
-    tenant: Option<String>,
-    topic: Option<String>,
-    shard: u16,
-    attempts: u32,
-    replay: u32,
-    created_at: Option<Timestamp>,
-    occurred_at: Option<Timestamp>,
-    not_before: Option<Timestamp>,
-    wait: Option<&'static str>,
-    sent_at: Option<Timestamp>,
-    dead_at: Option<Timestamp>,
-    last_error: Option<String>,
-    destination: Option<String>,
-    locked_by: Option<String>,
-    payload_bytes: u64,
-    /// Why the row is no event; its fields are null then.
-    undecodable: Option<String>,
-}
-
-impl EventLine {
-    pub(super) fn new(record: &EventRecord) -> Self {
-        let envelope = record.content.as_ref().ok();
-        let event = envelope.map(|envelope| &envelope.event);
-        let owned = |text: Option<&str>| text.map(str::to_owned);
-        Self {
-            id: record.event_id,
-            sequence: record.sequence,
-            status: record.status,
-            r#type: owned(event.map(Event::event_type)),
-            aggregate_type: owned(event.map(Event::aggregate_type)),
-            aggregate_id: owned(event.and_then(|event| event.aggregate_id())),
-            tenant: owned(event.and_then(|event| event.tenant())),
-            topic: owned(envelope.map(Envelope::topic)),
-            shard: record.shard,
-            attempts: record.attempts,
-            replay: envelope.map_or(0, |envelope| envelope.replay),
-            created_at: envelope.map(|envelope| envelope.created_at),
-            occurred_at: event.map(Event::occurred_at),
-            not_before: record.not_before,
-            wait: record.wait.map(Wait::as_str),
-            sent_at: record.sent_at,
-            dead_at: record.dead_at,
-            last_error: record.last_error.clone(),
-            destination: record.destination.clone(),
-            locked_by: record.locked_by.clone(),
-            payload_bytes: record.payload_bytes,
-            undecodable: record.content.as_ref().err().cloned(),
-        }
-    }
 }
 
 pub(super) async fn list(

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use jiff::Timestamp;
-use posthaste_core::store::{OpenBreaker, Pausable, ShardRecord};
-use posthaste_operate::RelayLine;
+use posthaste_core::store::{OpenBreaker, Pausable};
+use posthaste_operate::{RelayLine, ShardLine};
 use serde::Serialize;
 
 use super::ServedOutbox;
@@ -28,30 +28,10 @@ pub(super) struct Shards {
     shards: Vec<ShardLine>,
 }
 
-#[derive(Serialize)]
-struct ShardLine {
-    shard: u16,
-    locked_by: Option<String>,
-    relay: Option<String>,
-    locked_until: Option<Timestamp>,
-    epoch: i64,
-    mark: i64,
-}
-
 pub(super) async fn shards(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Shards>> {
-    let line = |record: ShardRecord| ShardLine {
-        shard: record.shard,
-        // An owner is a relay's name, a slash, and its run.
-        relay: record
-            .locked_by
-            .as_ref()
-            .and_then(|owner| owner.rsplit_once('/').map(|(relay, _)| relay.to_owned())),
-        locked_by: record.locked_by,
-        locked_until: record.locked_until,
-        epoch: record.epoch,
-        mark: record.mark,
-    };
-    Ok(Json(Shards { shards: outbox.store.shards().await?.into_iter().map(line).collect() }))
+    Ok(Json(Shards {
+        shards: outbox.store.shards().await?.into_iter().map(ShardLine::from).collect(),
+    }))
 }
 
 #[derive(Serialize)]

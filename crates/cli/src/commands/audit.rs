@@ -36,8 +36,7 @@ pub(crate) async fn run(args: AuditArgs) -> Result<()> {
     let entries = store.audits(args.cursor, limit).await?;
     let next = entries.last().filter(|_| entries.len() == limit).map(|entry| entry.id);
     if args.json {
-        let audit: Vec<_> = entries.iter().map(for_programs).collect();
-        return print(&output::json(&json!({ "audit": audit, "next": next }))?);
+        return print(&output::json(&json!({ "audit": entries, "next": next }))?);
     }
     if entries.is_empty() {
         return print("nobody has changed anything\n");
@@ -60,18 +59,4 @@ pub(crate) async fn run(args: AuditArgs) -> Result<()> {
     }
     let older = next.map(|next| format!("older ones with --cursor {next}\n")).unwrap_or_default();
     print(&format!("{audit}\n{older}"))
-}
-
-fn for_programs(entry: &AuditRecord) -> serde_json::Value {
-    let AuditRecord { id, at, change, ended_at, affected, error } = entry;
-    json!({
-        "id": id,
-        "at": at.to_string(),
-        "by": change.by,
-        "action": change.action,
-        "subject": change.subject,
-        "ended_at": ended_at.map(|time| time.to_string()),
-        "affected": affected,
-        "error": error,
-    })
 }

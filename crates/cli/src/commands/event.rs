@@ -1,55 +1,10 @@
-//! An event for people and for programs. Its payload only when somebody asked for it.
+//! An event for people. Its payload only when somebody asked for it.
 
 use comfy_table::Table;
 use jiff::Timestamp;
-use posthaste::{
-    Envelope, Event,
-    store::{Attempt, EventRecord, Wait},
-};
-use serde_json::{Value, json};
+use posthaste::store::{Attempt, EventRecord};
 
 use crate::output::table;
-
-/// As the admin API has it.
-pub(super) fn for_programs(record: &EventRecord) -> Value {
-    let envelope = record.content.as_ref().ok();
-    let event = envelope.map(|envelope| &envelope.event);
-    json!({
-        "id": record.event_id.map(|id| id.to_string()),
-        "sequence": record.sequence,
-        "status": record.status.as_str(),
-        "type": event.map(Event::event_type),
-        "aggregate_type": event.map(Event::aggregate_type),
-        "aggregate_id": event.and_then(|event| event.aggregate_id()),
-        "tenant": event.and_then(|event| event.tenant()),
-        "topic": envelope.map(Envelope::topic),
-        "shard": record.shard,
-        "attempts": record.attempts,
-        "replay": envelope.map_or(0, |envelope| envelope.replay),
-        "created_at": text(envelope.map(|envelope| envelope.created_at)),
-        "occurred_at": text(event.map(Event::occurred_at)),
-        "not_before": text(record.not_before),
-        "wait": record.wait.map(Wait::as_str),
-        "sent_at": text(record.sent_at),
-        "dead_at": text(record.dead_at),
-        "last_error": record.last_error,
-        "destination": record.destination,
-        "locked_by": record.locked_by,
-        "payload_bytes": record.payload_bytes,
-        "undecodable": record.content.as_ref().err(),
-    })
-}
-
-pub(super) fn attempt_for_programs(attempt: &Attempt) -> Value {
-    let Attempt { attempt, at, relay, destination, error } = attempt;
-    json!({
-        "attempt": attempt,
-        "at": at.to_string(),
-        "relay": relay,
-        "destination": destination,
-        "error": error,
-    })
-}
 
 fn text(time: Option<Timestamp>) -> Option<String> {
     time.map(|time| time.to_string())

@@ -7,7 +7,7 @@ use posthaste::{
     Error, ErrorKind, Result, Status,
     store::{EventRecord, Filter, Store},
 };
-use posthaste_operate::Action;
+use posthaste_operate::{Action, EventDetail, EventLine};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -157,7 +157,7 @@ pub(super) async fn list(status: Option<Status>, args: ListArgs) -> Result<()> {
     let page = store.events(&filter, args.cursor, limit).await?;
     let window_ended = page.next.is_some() && page.events.len() < limit;
     if args.json {
-        let events: Vec<_> = page.events.iter().map(event::for_programs).collect();
+        let events: Vec<_> = page.events.iter().map(EventLine::new).collect();
         return print(&output::json(&json!({
             "events": events,
             "next": page.next,
@@ -198,21 +198,11 @@ pub(super) async fn show(args: ShowArgs, only: Option<Status>) -> Result<()> {
     if !args.json {
         return print(&event::page(&record, &attempts, args.payload));
     }
-    let mut shown = event::for_programs(&record);
-    if let Ok(envelope) = &record.content {
-        let event = &envelope.event;
-        shown["headers"] = json!(event.headers());
-        shown["content_type"] = event.content_type().into();
-        shown["schema_id"] = event.schema_id().into();
-        shown["schema_version"] = event.schema_version().into();
-        shown["routing_key"] = event.routing_key().into();
-        shown["ordering_key"] = event.ordering_key().into();
-        if args.payload {
-            shown["payload"] = String::from_utf8_lossy(event.payload()).into();
-        }
+    let mut shown = json!({ "event": EventDetail::new(&record), "attempts": attempts });
+    if let (true, Ok(envelope)) = (args.payload, &record.content) {
+        shown["event"]["payload"] = String::from_utf8_lossy(envelope.event.payload()).into();
     }
-    let attempts: Vec<_> = attempts.iter().map(event::attempt_for_programs).collect();
-    print(&output::json(&json!({ "event": shown, "attempts": attempts }))?)
+    print(&output::json(&shown)?)
 }
 
 async fn tail(args: TailArgs) -> Result<()> {
@@ -225,7 +215,7 @@ async fn tail(args: TailArgs) -> Result<()> {
     loop {
         for record in &news {
             print(&if args.json {
-                output::json(&event::for_programs(record))?
+                output::json(&EventLine::new(record))?
             } else {
                 event::line(record) + "\n"
             })?;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use posthaste::{Result, store::ShardRecord};
-use posthaste_operate::RelayLine;
+use posthaste::Result;
+use posthaste_operate::{RelayLine, ShardLine};
 use serde_json::json;
 
 use crate::{
@@ -30,7 +30,7 @@ pub(crate) async fn run(args: RelaysArgs) -> Result<()> {
     let lines = store.relays().await?.into_iter().map(|relay| RelayLine::new(relay, &shards, now));
     let lines: Vec<RelayLine> = lines.collect();
     if args.json {
-        let shards: Vec<_> = shards.iter().map(|shard| for_programs(shard, &lines)).collect();
+        let shards: Vec<_> = shards.into_iter().map(ShardLine::from).collect();
         return print(&output::json(&json!({ "relays": lines, "shards": shards }))?);
     }
     let mut relays =
@@ -58,18 +58,6 @@ pub(crate) async fn run(args: RelaysArgs) -> Result<()> {
         free => format!("held by nobody: {free}\n"),
     };
     print(&format!("{reported}\n{free}"))
-}
-
-fn for_programs(shard: &ShardRecord, relays: &[RelayLine]) -> serde_json::Value {
-    let relay = relays.iter().find(|relay| Some(&relay.owner) == shard.locked_by.as_ref());
-    json!({
-        "shard": shard.shard,
-        "locked_by": shard.locked_by,
-        "relay": relay.map(|relay| &relay.name),
-        "locked_until": shard.locked_until.map(|time| time.to_string()),
-        "epoch": shard.epoch,
-        "mark": shard.mark,
-    })
 }
 
 /// `0-15, 40`.

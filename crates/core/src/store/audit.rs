@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use crate::Result;
 
 /// A change that somebody is about to make.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Change {
     /// Who: a token's name, or the account at the terminal. Cut at 200 characters.
     pub by: String,
@@ -15,13 +15,14 @@ pub struct Change {
 }
 
 /// A change as the audit table remembers it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct AuditRecord {
     /// Its number; rises with time.
     pub id: i64,
     /// When it began, by the database's clock.
     pub at: Timestamp,
     /// The change.
+    #[serde(flatten)]
     pub change: Change,
     /// When it ended; `None` while it runs, or when whoever made it died.
     pub ended_at: Option<Timestamp>,

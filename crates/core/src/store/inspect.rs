@@ -74,7 +74,7 @@ pub struct EventPage {
 }
 
 /// One failed attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Attempt {
     /// Which attempt: 1 is the first.
     pub attempt: u32,

@@ -288,6 +288,8 @@ async fn a_paused_key_waits_on_both_paths_through_a_crash_and_a_takeover<DB: Tes
     }
     soon("the other key", transport.wait_for(6)).await;
     held(on, &last).await;
+    // What was delivered and not settled yet would come again.
+    until(&relay, "all settled", |stats| stats.idle && stats.in_memory == 0).await;
     // Dropped without a stop, it leaves its leases to run out.
     drop(relay);
 
