@@ -131,38 +131,47 @@ impl Bulk {
 impl Operator {
     /// Changes all that match, in steps of a few hundred, each a transaction of its own: dropped in the
     /// middle, what was done stays done.
-    pub async fn bulk(
-        &self,
-        bulk: &Bulk,
-        mut progress: impl FnMut(Progress),
-    ) -> Result<BulkReport> {
+    pub async fn bulk(&self, bulk: &Bulk, progress: impl FnMut(Progress)) -> Result<BulkReport> {
         let status = bulk.check()?;
         let (found, more) = bulk.find(&*self.store).await?;
         let matched = found.len() as u64;
         let action = format!("{status}.{}", bulk.action.as_str());
         let change = async {
-            let (mut done, mut changed, begun) = (0, 0, Instant::now());
-            for sequences in
-                found.chunks(STEP.min(bulk.rate.map_or(STEP, |rate| rate.max(1) as usize)))
-            {
-                let these = Selection::These { sequences: sequences.to_vec(), status };
-                changed += match bulk.action {
-                    Action::Replay => self.store.replay(&these).await?,
-                    Action::Discard => self.store.discard(&these).await?,
-                };
-                done += sequences.len() as u64;
-                progress(Progress { matched, done });
-                if let Some(rate) = bulk.rate.filter(|_| done < matched) {
-                    let due = Duration::from_secs_f64(done as f64 / f64::from(rate.max(1)));
-                    tokio::time::sleep_until(begun + due).await;
-                }
-            }
-            Ok(changed)
+            let mut changed = 0;
+            let outcome = self.steps(bulk, status, &found, &mut changed, progress).await;
+            (changed, outcome)
         };
-        let changed = self.audited(&action, describe(&bulk.filter), change).await?;
+        let changed = self.audited_in_steps(&action, describe(&bulk.filter), change).await?;
         if changed > 0 {
             self.store.notify().await?;
         }
         Ok(BulkReport { matched, changed, more })
+    }
+
+    /// One transaction after the other, no faster than the rate. `changed` counts also when one fails.
+    async fn steps(
+        &self,
+        bulk: &Bulk,
+        status: Status,
+        found: &[i64],
+        changed: &mut u64,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<()> {
+        let (mut done, matched, begun) = (0, found.len() as u64, Instant::now());
+        let step = bulk.rate.map_or(STEP, |rate| STEP.min(rate.max(1) as usize));
+        for sequences in found.chunks(step) {
+            let these = Selection::These { sequences: sequences.to_vec(), status };
+            *changed += match bulk.action {
+                Action::Replay => self.store.replay(&these).await?,
+                Action::Discard => self.store.discard(&these).await?,
+            };
+            done += sequences.len() as u64;
+            progress(Progress { matched, done });
+            if let Some(rate) = bulk.rate.filter(|_| done < matched) {
+                let due = Duration::from_secs_f64(done as f64 / f64::from(rate.max(1)));
+                tokio::time::sleep_until(begun + due).await;
+            }
+        }
+        Ok(())
     }
 }

@@ -69,27 +69,44 @@ impl Operator {
         self.audited("purge", subject, purge(&*self.store, retention, batch)).await
     }
 
-    /// Makes a change between the two halves of its audit entry. The future gives how many it
-    /// changed.
-    pub(crate) async fn audited(
+    /// Makes a change that is done as a whole or not at all; see [`audited_in_steps`].
+    ///
+    /// [`audited_in_steps`]: Self::audited_in_steps
+    async fn audited(
         &self,
         action: &str,
         subject: String,
         change: impl Future<Output = Result<u64>>,
     ) -> Result<u64> {
+        let whole = async {
+            match change.await {
+                Ok(affected) => (affected, Ok(())),
+                Err(error) => (0, Err(error)),
+            }
+        };
+        self.audited_in_steps(action, subject, whole).await
+    }
+
+    /// Makes a change between the two halves of its audit entry. The future gives how many it
+    /// changed, also when it ended early: what was done stays done, and is on record.
+    pub(crate) async fn audited_in_steps(
+        &self,
+        action: &str,
+        subject: String,
+        change: impl Future<Output = (u64, Result<()>)>,
+    ) -> Result<u64> {
         let entry = Change { by: self.by.clone(), action: action.to_owned(), subject };
         let id = self.store.audit_begin(&entry).await?;
-        let outcome = change.await;
-        let (affected, error) = match &outcome {
-            Ok(affected) => (*affected, None),
-            Err(error) => (0, Some(error.to_string())),
-        };
+        let (affected, outcome) = change.await;
+        let error = outcome.as_ref().err().map(ToString::to_string);
         let Change { by, action, subject } = entry;
         match &error {
             None => tracing::info!(%by, %action, %subject, affected, "changed by an operator"),
-            Some(error) => tracing::warn!(%by, %action, %subject, %error, "refused to an operator"),
+            Some(error) => {
+                tracing::warn!(%by, %action, %subject, affected, %error, "an operator's change failed");
+            }
         }
         self.store.audit_end(id, affected, error.as_deref()).await?;
-        outcome
+        outcome.map(|()| affected)
     }
 }

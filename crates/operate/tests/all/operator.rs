@@ -14,6 +14,7 @@ use posthaste_operate::{Action, Bulk, BulkReport, MAX_EVENTS, Operator};
 use posthaste_relay::Config;
 use posthaste_stores::Dialect;
 use posthaste_transports::memory::MemoryTransport;
+use sqlx::AssertSqlSafe;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -159,6 +160,38 @@ async fn a_rate_is_kept<DB: Dialect>(on: &Outbox<DB>) {
     operator(on).bulk(&slowly, |progress| steps.push(progress.done)).await.unwrap();
     assert_eq!(steps, [2, 3]);
     assert!(begun.elapsed() >= Duration::from_secs(1), "2 a second, and then the third");
+}
+
+/// What was done before the failure stays done, and the audit says how much that was.
+#[tokio::test]
+async fn a_change_that_fails_halfway_is_on_record_with_what_it_did() {
+    let on = crate::support::on_sqlite().await;
+    let dead = kill(&on, 4).await;
+    let rename = |sql: &str| AssertSqlSafe(on.tables.fill(sql));
+    let (away, back) = (
+        rename("alter table {events} rename to {bare}_away"),
+        rename("alter table {bare}_away rename to {events}"),
+    );
+    let slowly = Bulk { rate: Some(1), ..bulk(Action::Discard, Status::Dead) };
+    let begun = Notify::new();
+    let operator = operator(&on);
+    let change = operator.bulk(&slowly, |_| begun.notify_one());
+    let fault = async {
+        begun.notified().await;
+        sqlx::query(away).execute(&on.pool).await.unwrap();
+    };
+    let (failed, ()) = tokio::join!(change, fault);
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Database);
+    sqlx::query(back).execute(&on.pool).await.unwrap();
+    let mut discarded = 0;
+    for id in dead {
+        let record = on.store.event(id).await.unwrap().unwrap();
+        discarded += u64::from(record.status == Status::Discarded);
+    }
+    let entry = last(&on).await;
+    assert!((1..4).contains(&discarded), "{discarded}");
+    assert_eq!((entry.affected, entry.error.is_some()), (discarded, true), "{entry:?}");
+    on.clean().await;
 }
 
 async fn what_takes_in_everything_is_refused<DB: Dialect>(on: &Outbox<DB>) {
