@@ -17,7 +17,7 @@ CONTENT_TYPE = "content-type"
 
 
 async def prepare(client, topic, limit=-1):
-    # By hand: the client does not know allow_atomic.
+    # By hand: the client does not know allow_batched.
     stream = {
         "name": topic,
         "subjects": [topic],
@@ -25,7 +25,7 @@ async def prepare(client, topic, limit=-1):
         "storage": "file",
         "max_msgs": int(limit),
         "discard": "new" if limit != -1 else "old",
-        "allow_atomic": True,
+        "allow_batched": True,
     }
     answer = await client.request(f"$JS.API.STREAM.CREATE.{topic}", json.dumps(stream).encode(), timeout=10)
     error = json.loads(answer.data).get("error")

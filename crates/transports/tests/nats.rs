@@ -4,6 +4,7 @@ use std::{env, fs, path::Path, process::Command, sync::Arc};
 
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use futures_util::future::join_all;
 use nkeys::KeyPair;
 use posthaste_core::{
     Envelope, Event, Result,
@@ -19,26 +20,26 @@ use support::{built, certificates, envelope, given};
 mod support;
 
 struct Subject {
-    atomic: bool,
+    batched: bool,
 }
 
 /// For what only this file tests.
-const SUBJECT: Subject = Subject { atomic: false };
+const SUBJECT: Subject = Subject { batched: false };
 
 async fn subject() -> Option<Subject> {
     env::var("POSTHASTE_TEST_NATS").ok().map(|_| SUBJECT)
 }
 
-async fn atomic() -> Option<Subject> {
-    env::var("POSTHASTE_TEST_NATS").ok().map(|_| Subject { atomic: true })
+async fn batched() -> Option<Subject> {
+    env::var("POSTHASTE_TEST_NATS").ok().map(|_| Subject { batched: true })
 }
 
 posthaste_testkit::transport_conformance!(subject);
 
-mod in_atomic_batches {
-    use super::atomic;
+mod in_batches {
+    use super::batched;
 
-    posthaste_testkit::transport_conformance!(atomic);
+    posthaste_testkit::transport_conformance!(batched);
 }
 
 #[async_trait]
@@ -58,7 +59,8 @@ impl Destination for Subject {
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {
-        let config = NatsConfig { atomic: self.atomic, ..NatsConfig::from_url(&options.on(url))? };
+        let config =
+            NatsConfig { batched: self.batched, ..NatsConfig::from_url(&options.on(url))? };
         Ok(Arc::new(Nats::new(config)?))
     }
 
@@ -342,8 +344,8 @@ async fn in_one_batch(nats: &Nats, topic: &str, batch: &[Envelope]) -> (usize, V
 }
 
 #[tokio::test]
-async fn a_repeat_in_an_atomic_batch_is_dropped_and_the_others_arrive() {
-    let Some(nats) = shared("atomic=true") else { return };
+async fn a_repeat_in_a_batch_is_dropped_and_the_others_arrive() {
+    let Some(nats) = shared("batched=true") else { return };
     let topic = unique("repeat");
     SUBJECT.prepare(&SUBJECT.url(), &topic).await;
     let [a, b, c] = ["a", "b", "c"].map(|key| envelope(&topic, key));
@@ -355,7 +357,7 @@ async fn a_repeat_in_an_atomic_batch_is_dropped_and_the_others_arrive() {
 
 #[tokio::test]
 async fn behind_an_event_that_a_batch_cannot_carry_its_key_waits_and_the_others_arrive() {
-    let Some(nats) = shared("atomic=true") else { return };
+    let Some(nats) = shared("batched=true") else { return };
     let topic = unique("refused");
     SUBJECT.prepare(&SUBJECT.url(), &topic).await;
     let elsewhere = unique("nobody");
@@ -376,17 +378,43 @@ async fn behind_an_event_that_a_batch_cannot_carry_its_key_waits_and_the_others_
 }
 
 #[tokio::test]
-async fn a_stream_that_takes_no_atomic_batches_is_told() {
+async fn a_stream_that_takes_no_batches_is_told() {
     let name = unique("plain");
     let made = format!("stream={name}&create_stream=true&subjects={name}");
     let Some(nats) = shared(&made) else { return };
     nats.check().await.unwrap();
-    let atomic = shared(&format!("stream={name}&atomic=true")).unwrap();
+    let batched = shared(&format!("stream={name}&batched=true")).unwrap();
     let batch = [envelope(&name, "a"), envelope(&name, "b")];
-    let (there, outcomes) = in_one_batch(&atomic, &name, &batch).await;
+    let (there, outcomes) = in_one_batch(&batched, &name, &batch).await;
     assert_eq!(there, 0);
     for outcome in &outcomes {
         assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcomes:?}");
-        assert!(error(outcome).contains("allow_atomic"), "{outcomes:?}");
+        assert!(error(outcome).contains("allow_batched"), "{outcomes:?}");
     }
+}
+
+#[tokio::test]
+async fn of_a_batch_that_the_stream_cannot_hold_it_takes_the_beginning() {
+    let Some(nats) = shared("batched=true") else { return };
+    let topic = unique("full");
+    let _: Vec<Received> =
+        consume(consumer("nats"), &["prepare", &SUBJECT.url(), &topic, "2"]).await;
+    let batch: Vec<Envelope> = (0..5).map(|_| envelope(&topic, "a")).collect();
+    let (there, outcomes) = in_one_batch(&nats, &topic, &batch).await;
+    assert_eq!(there, 2, "{outcomes:?}");
+    assert_eq!(outcomes[..2], [Outcome::Delivered, Outcome::Delivered]);
+    assert!(matches!(outcomes[2], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert_eq!(outcomes[3..], [Outcome::held(), Outcome::held()]);
+}
+
+#[tokio::test]
+async fn more_batches_at_once_than_a_stream_takes_all_arrive() {
+    let Some(nats) = shared("batched=true") else { return };
+    let topic = unique("many");
+    SUBJECT.prepare(&SUBJECT.url(), &topic).await;
+    let batches: Vec<Vec<Envelope>> =
+        (0..120).map(|_| (0..20).map(|_| envelope(&topic, "a")).collect()).collect();
+    let published = join_all(batches.iter().map(|batch| nats.publish(batch))).await;
+    assert_eq!(published, vec![vec![Outcome::Delivered; 20]; 120]);
+    assert_eq!(SUBJECT.read(&SUBJECT.url(), &topic).await.len(), 120 * 20);
 }

@@ -212,6 +212,12 @@ async fn one_hot_key_keeps_its_order_when_redis_is_killed_in_the_middle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_hot_key_keeps_its_order_when_nats_is_killed_in_the_middle() {
+    let parameters = "?stream=counted&create_stream=true&subjects=counted&batched=true";
+    outage_of(nats(), "nats", parameters, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_starts_while_its_broker_is_down_waits_for_it() {
     let on = Postgres::fixture().await;
     let mut server = redis();

@@ -34,8 +34,8 @@ pub struct NatsConfig {
     pub create_stream: bool,
     /// Subjects of the stream that is created.
     pub subjects: Vec<String>,
-    /// Whether the events of a batch travel as one atomic batch, which the stream must allow.
-    pub atomic: bool,
+    /// Whether the events of a batch travel as one, which the stream must allow.
+    pub batched: bool,
 }
 
 impl NatsConfig {
@@ -54,11 +54,11 @@ impl NatsConfig {
             stream: None,
             create_stream: false,
             subjects: Vec::new(),
-            atomic: false,
+            batched: false,
         }
     }
 
-    /// From `nats://…` or `tls://…`. Parameters: `atomic`, `stream`, `create_stream`, `subjects` (with
+    /// From `nats://…` or `tls://…`. Parameters: `batched`, `stream`, `create_stream`, `subjects` (with
     /// commas), `ca_file`, `token`, `token_env`, `token_file`, `credentials_env`, `credentials_file`,
     /// `nkey_env`, `nkey_file`, `password_env`, `password_file`, and what every destination takes.
     /// A user without a password is a token, as NATS has it.
@@ -95,7 +95,7 @@ impl NatsConfig {
                 .take("subjects")
                 .map(|subjects| subjects.split(',').map(str::to_owned).collect())
                 .unwrap_or_default(),
-            atomic: url.take_flag("atomic")?,
+            batched: url.take_flag("batched")?,
         };
         url.finish()?;
         Ok(config)

@@ -12,38 +12,34 @@
 //! | headers, metadata | headers, UTF-8; CloudEvents attributes percent-encoded as over HTTP |
 //! | content type | header `content-type` |
 //!
-//! With `atomic=true` the events of a batch travel as one atomic batch: one acknowledgement for all, and
-//! several events of a key fly together. The stream must allow it (`allow_atomic`), the server be 2.12
-//! or later. Name the stream if topics share one; otherwise each topic has a batch of its own.
+//! With `batched=true` the events of a batch travel as one: an acknowledgement for all, and several
+//! events of a key fly together. The stream must allow it (`allow_batched`), the server be 2.14 or later.
+//! Name the stream if topics share one; otherwise each topic has a batch of its own.
 //!
 //! A header that NATS cannot carry (a line break in its value, a blank in its name) makes the event
 //! dead, and so does one that begins with `Nats-`: those are orders to the server.
 
-mod atomic;
-
+mod batch;
 mod config;
+mod inbox;
 
 use std::{fmt, io, pin::pin, time::Duration};
 
 use async_nats::{
-    ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap,
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, Message,
+    PublishErrorKind,
     connection::State,
     header,
     jetstream::{
         self, ErrorCode,
-        context::{
-            Context, ContextBuilder, CreateStreamErrorKind, GetStreamErrorKind, PublishAckFuture,
-            PublishError, PublishErrorKind,
-        },
-        message::PublishMessage,
-        publish::PublishAck,
+        context::{Context, CreateStreamErrorKind, GetStreamErrorKind},
         stream,
     },
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{
-    FutureExt,
+    FutureExt, StreamExt,
     future::{Either, select},
 };
 use posthaste_core::{
@@ -51,7 +47,7 @@ use posthaste_core::{
     transport::{Acceptance, Capabilities, Outcome, Transport},
 };
 use tokio::{
-    sync::watch,
+    sync::{Semaphore, watch},
     time::{Instant, timeout_at},
 };
 
@@ -62,6 +58,7 @@ use crate::{
 };
 
 pub use self::config::NatsConfig;
+use self::inbox::{Answer, Inbox, NOBODY, NOT_JETSTREAM};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce-";
@@ -69,11 +66,11 @@ const PREFIX: &str = "ce-";
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
 
-/// Most events in one atomic batch: what the server takes. It waits for the disk once a batch.
-const MAX_ATOMIC_BATCH: usize = 1_000;
+/// Most events in one batch that is acknowledged as one.
+const MAX_BATCHED: usize = 1_000;
 
-/// Most events under way: more than relays have.
-const MAX_UNDER_WAY: usize = 1 << 20;
+/// Most such batches under way: a stream takes 50, from all relays together.
+const MAX_BATCHES: usize = 8;
 
 /// A silent connection is asked whether it lives.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -82,19 +79,26 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 pub struct Nats {
     config: NatsConfig,
     connection: Connection<Live>,
+    /// A turn for each batch that is acknowledged as one.
+    batches: Semaphore,
 }
 
 /// A connection that is given up as soon as it breaks: while the client reconnects by itself it
 /// takes messages and cannot say what becomes of them.
 struct Live {
-    jetstream: Context,
+    client: Client,
     /// False once the connection broke; the client's event callback writes it.
     alive: watch::Receiver<bool>,
 }
 
 impl Live {
+    /// For what is not published.
+    fn jetstream(&self) -> Context {
+        jetstream::new(self.client.clone())
+    }
+
     fn is_alive(&self) -> bool {
-        *self.alive.borrow() && self.jetstream.client().connection_state() == State::Connected
+        *self.alive.borrow() && self.client.connection_state() == State::Connected
     }
 
     /// Waits until the connection breaks.
@@ -110,7 +114,7 @@ impl Nats {
         config.check()?;
         Self::login(&config)?;
         let connection = Connection::new(config.common.connect_timeout);
-        Ok(Self { config, connection })
+        Ok(Self { config, connection, batches: Semaphore::new(MAX_BATCHES) })
     }
 
     async fn live(&self) -> Result<std::sync::Arc<Live>, String> {
@@ -144,21 +148,15 @@ impl Nats {
             .connect(config.addresses())
             .await
             .map_err(|error| self.cannot_connect(&error))?;
-        // A batch holds its place until it is acknowledged: if all places were taken by batches that
-        // wait for more, none would go on. How much is under way is for the relay to say.
-        let jetstream = ContextBuilder::new()
-            .timeout(config.common.publish_timeout)
-            .max_ack_inflight(MAX_UNDER_WAY)
-            .build(client);
-        let live = Live { jetstream, alive };
-        if config.atomic && !live.jetstream.client().is_server_compatible(2, 12, 0) {
+        let live = Live { client, alive };
+        if config.batched && !live.client.is_server_compatible(2, 14, 0) {
             return Err(format!(
-                "NATS at {} knows no atomic batches; they need 2.12 or later",
+                "NATS at {} knows no batches; they need 2.14 or later",
                 config.place()
             ));
         }
         if config.create_stream {
-            self.create_stream(&live.jetstream).await?;
+            self.create_stream(&live.jetstream()).await?;
         }
         Ok(live)
     }
@@ -212,7 +210,7 @@ impl Nats {
         let stream = stream::Config {
             name: name.clone(),
             subjects: self.config.subjects.clone(),
-            allow_atomic_publish: self.config.atomic,
+            allow_batch_publish: self.config.batched,
             ..stream::Config::default()
         };
         jetstream.get_or_create_stream(stream).await.map(drop).map_err(|error| match error.kind() {
@@ -269,56 +267,74 @@ impl Nats {
         Ok((headers, message.body))
     }
 
-    /// Sends one event; its acknowledgement is awaited later.
-    async fn send(&self, live: &Live, envelope: &Envelope) -> Result<PublishAckFuture, Outcome> {
-        let (headers, body) = self.message(envelope)?;
-        let message = PublishMessage::build().headers(headers).payload(body);
-        live.jetstream
-            .send_publish(envelope.topic().to_owned(), message)
-            .await
-            .map_err(|error| self.refused(live, envelope, &error))
-    }
-
     /// Sends all events, then waits for the acknowledgement of each.
     async fn publish_each(
         &self,
         live: &Live,
-        batch: &[Envelope],
+        batch: &[&Envelope],
         deadline: Instant,
     ) -> Vec<Outcome> {
-        let mut sent = Vec::with_capacity(batch.len());
-        let sending = async {
-            for envelope in batch {
-                let acknowledgement = self.send(live, envelope).await;
-                sent.push(acknowledgement.map(IntoFuture::into_future));
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; batch.len()];
+        let mut answers = None;
+        let publishing = async {
+            let Ok(inbox) = Inbox::open(&live.client).await else { return };
+            let answers = answers.insert(inbox.answers);
+            let mut unanswered = 0;
+            for (number, envelope) in batch.iter().enumerate() {
+                match self.send(live, envelope, format!("{}.{number}", inbox.name)).await {
+                    Ok(()) => unanswered += 1,
+                    Err(outcome) => outcomes[number] = Some(outcome),
+                }
+            }
+            while unanswered > 0
+                && let Some(answer) = answers.next().await
+            {
+                unanswered -= usize::from(self.note(&answer, batch, &mut outcomes));
             }
         };
-        if let Some(cut_short) = self.in_time(live, deadline, sending).await {
-            sent.resize_with(batch.len(), || Err(cut_short.clone()));
+        let cut_short = self.in_time(live, deadline, publishing).await;
+        // An acknowledgement may be there although the connection broke.
+        while let Some(answer) =
+            answers.as_mut().and_then(|answers| answers.next().now_or_never().flatten())
+        {
+            self.note(&answer, batch, &mut outcomes);
         }
-        let mut outcomes = Vec::with_capacity(batch.len());
-        let acknowledging = async {
-            for (sent, envelope) in sent.iter_mut().zip(batch) {
-                outcomes.push(match sent {
-                    Ok(acknowledgement) => self.outcome(live, envelope, acknowledgement.await),
-                    Err(outcome) => outcome.clone(),
-                });
-            }
+        let missing = cut_short.unwrap_or_else(|| self.lost());
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| missing.clone())).collect()
+    }
+
+    /// Sends one event, to be answered under this subject.
+    async fn send(&self, live: &Live, envelope: &Envelope, reply: String) -> Result<(), Outcome> {
+        let (headers, body) = self.message(envelope)?;
+        let topic = envelope.topic().to_owned();
+        let sent = live.client.publish_with_reply_and_headers(topic, reply, headers, body).await;
+        sent.map_err(|error| match error.kind() {
+            PublishErrorKind::MaxPayloadExceeded => Outcome::dead(format!(
+                "the message is too large: {} bytes without its headers, NATS takes {} with them",
+                envelope.event.payload().len(),
+                live.client.max_payload()
+            )),
+            _ => self.lost(),
+        })
+    }
+
+    /// Takes note of what became of an event. False if that was known.
+    fn note(
+        &self,
+        answer: &Message,
+        batch: &[&Envelope],
+        outcomes: &mut [Option<Outcome>],
+    ) -> bool {
+        let number = answer.subject.rsplit('.').next().and_then(|n| n.parse::<usize>().ok());
+        let Some(number) = number.filter(|number| matches!(outcomes.get(*number), Some(None)))
+        else {
+            return false;
         };
-        if let Some(cut_short) = self.in_time(live, deadline, acknowledging).await {
-            // An acknowledgement may be there although the connection broke.
-            let done = outcomes.len();
-            for (sent, envelope) in sent.iter_mut().zip(batch).skip(done) {
-                outcomes.push(match sent {
-                    Ok(acknowledgement) => match acknowledgement.now_or_never() {
-                        Some(acknowledged) => self.outcome(live, envelope, acknowledged),
-                        None => cut_short.clone(),
-                    },
-                    Err(outcome) => outcome.clone(),
-                });
-            }
-        }
-        outcomes
+        outcomes[number] = Some(match Answer::of(answer).refusal() {
+            None => Outcome::Delivered,
+            Some(code) => self.refused(batch[number], code),
+        });
+        true
     }
 
     /// Does this until it is done, the connection breaks or time is up. Gives what cut it short. Once
@@ -336,63 +352,42 @@ impl Nats {
         }
     }
 
-    fn outcome(
-        &self,
-        live: &Live,
-        envelope: &Envelope,
-        acknowledged: Result<PublishAck, PublishError>,
-    ) -> Outcome {
-        match acknowledged {
-            Ok(_) => Outcome::Delivered,
-            Err(error) => self.refused(live, envelope, &error),
-        }
-    }
-
-    fn refused(&self, live: &Live, envelope: &Envelope, error: &PublishError) -> Outcome {
+    fn refused(&self, envelope: &Envelope, code: ErrorCode) -> Outcome {
         let subject = envelope.topic();
-        match error.kind() {
-            PublishErrorKind::StreamNotFound => Outcome::unavailable(format!(
+        match code {
+            NOBODY => Outcome::unavailable(format!(
                 "no stream listens to subject {subject:?}, or JetStream is not enabled"
             )),
-            PublishErrorKind::MaxPayloadExceeded => Outcome::dead(format!(
-                "the message is too large: {} bytes without its headers, NATS takes {} with them",
-                envelope.event.payload().len(),
-                live.jetstream.client().max_payload()
+            ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM
+            | ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM => Outcome::dead(format!(
+                "the message is too large for its stream: {} bytes",
+                envelope.event.payload().len()
             )),
-            PublishErrorKind::BrokenPipe => self.lost(),
-            PublishErrorKind::TimedOut => self.late(live),
-            _ => match error_code(error) {
-                ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM
-                | ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM => Outcome::dead(format!(
-                    "the message is too large for its stream: {} bytes",
-                    envelope.event.payload().len()
-                )),
-                ErrorCode::STREAM_NOT_MATCH => Outcome::retry(format!(
-                    "subject {subject:?} belongs to another stream than {}",
-                    self.config.stream.as_deref().unwrap_or_default()
-                )),
-                // Full, out of storage, without a leader: all of it takes nothing for now.
-                code @ (ErrorCode::STREAM_STORE_FAILED
-                | ErrorCode::INSUFFICIENT_RESOURCES
-                | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED
-                | ErrorCode::STORAGE_RESOURCES_EXCEEDED
-                | ErrorCode::MEMORY_RESOURCES_EXCEEDED
-                | ErrorCode::CLUSTER_NOT_AVAILABLE
-                | ErrorCode::CLUSTER_NOT_LEADER
-                | ErrorCode::JETSTREAM_NOT_ENABLED
-                | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
-                | ErrorCode::STREAM_SEALED) => Outcome::unavailable(format!(
-                    "the stream of subject {subject:?} takes nothing for now (JetStream error {})",
-                    code.0
-                )),
-                ErrorCode(0) => Outcome::retry(format!(
-                    "what answered to subject {subject:?} was not JetStream"
-                )),
-                code => Outcome::retry(format!(
-                    "the stream of subject {subject:?} refused it (JetStream error {})",
-                    code.0
-                )),
-            },
+            ErrorCode::STREAM_NOT_MATCH => Outcome::retry(format!(
+                "subject {subject:?} belongs to another stream than {}",
+                self.config.stream.as_deref().unwrap_or_default()
+            )),
+            // Full, out of storage, without a leader: all of it takes nothing for now.
+            code @ (ErrorCode::STREAM_STORE_FAILED
+            | ErrorCode::INSUFFICIENT_RESOURCES
+            | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED
+            | ErrorCode::STORAGE_RESOURCES_EXCEEDED
+            | ErrorCode::MEMORY_RESOURCES_EXCEEDED
+            | ErrorCode::CLUSTER_NOT_AVAILABLE
+            | ErrorCode::CLUSTER_NOT_LEADER
+            | ErrorCode::JETSTREAM_NOT_ENABLED
+            | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
+            | ErrorCode::STREAM_SEALED) => Outcome::unavailable(format!(
+                "the stream of subject {subject:?} takes nothing for now (JetStream error {})",
+                code.0
+            )),
+            NOT_JETSTREAM => {
+                Outcome::retry(format!("what answered to subject {subject:?} was not JetStream"))
+            }
+            code => Outcome::retry(format!(
+                "the stream of subject {subject:?} refused it (JetStream error {})",
+                code.0
+            )),
         }
     }
 
@@ -420,8 +415,8 @@ impl Transport for Nats {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let (acceptance, max_batch) = if self.config.atomic {
-            (Acceptance::Prefix, MAX_ATOMIC_BATCH)
+        let (acceptance, max_batch) = if self.config.batched {
+            (Acceptance::Prefix, MAX_BATCHED)
         } else {
             (Acceptance::Any, MAX_BATCH)
         };
@@ -431,16 +426,16 @@ impl Transport for Nats {
     async fn check(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
         let live = self.live().await.map_err(unavailable)?;
-        let place = self.config.place();
-        let server = live.jetstream.client().server_info();
+        let (place, jetstream) = (self.config.place(), live.jetstream());
+        let server = live.client.server_info();
         let found = format!("NATS {} at {place}", server.version);
         let Some(name) = &self.config.stream else {
-            let account = live.jetstream.query_account().await.map_err(|_| {
+            let account = jetstream.query_account().await.map_err(|_| {
                 unavailable(format!("{found}: JetStream does not answer, or is not enabled"))
             })?;
             return Ok(format!("{found}, JetStream with {} streams", account.streams));
         };
-        let stream = live.jetstream.get_stream(name).await.map_err(|error| match error.kind() {
+        let stream = jetstream.get_stream(name).await.map_err(|error| match error.kind() {
             GetStreamErrorKind::JetStream(error) if error.code() == 404 => {
                 unavailable(format!("{found}: there is no stream {name}"))
             }
@@ -463,10 +458,10 @@ impl Transport for Nats {
             Err(error) => return vec![Outcome::unavailable(error); batch.len()],
         };
         let deadline = Instant::now() + self.config.common.publish_timeout;
-        let outcomes = if self.config.atomic {
-            self.publish_atomic(&live, batch, deadline).await
+        let outcomes = if self.config.batched {
+            self.publish_batched(&live, batch, deadline).await
         } else {
-            self.publish_each(&live, batch, deadline).await
+            self.publish_each(&live, &batch.iter().collect::<Vec<_>>(), deadline).await
         };
         if !live.is_alive() {
             self.connection.lost(&live).await;
@@ -477,13 +472,6 @@ impl Transport for Nats {
 
 fn has_line_break(text: &str) -> bool {
     text.contains(['\r', '\n'])
-}
-
-/// What JetStream answered; 0 when it was not JetStream.
-fn error_code(error: &PublishError) -> ErrorCode {
-    std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<jetstream::Error>())
-        .map_or(ErrorCode(0), jetstream::Error::error_code)
 }
 
 /// Why a topic is no subject to publish to, if it is none.

@@ -77,7 +77,7 @@ impl Client for NatsClient {
         let stream = stream::Config {
             name: self.topic.clone(),
             subjects: vec![self.topic.clone()],
-            allow_atomic_publish: self.config.atomic,
+            allow_batch_publish: self.config.batched,
             ..stream::Config::default()
         };
         jetstream.create_stream(stream).await.map(drop).map_err(failed("creating a stream"))
