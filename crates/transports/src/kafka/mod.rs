@@ -57,7 +57,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::FutureExt;
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     transport::{Capabilities, Outcome, Transport},
@@ -302,36 +302,57 @@ impl Kafka {
     ) -> Vec<Sent> {
         let begun = Instant::now();
         let limit = self.config.common.publish_timeout + REPORT_DELAY;
-        let reports: Vec<_> =
+        let mut reports: Vec<_> =
             envelopes.iter().map(|envelope| self.send(producer, envelope)).collect();
-        let reports = reports.into_iter().zip(envelopes).map(async |(report, envelope)| {
-            let report = match report {
-                Ok(report) => report,
-                Err(outcome) => return Sent::Told(outcome),
-            };
-            let left = limit.saturating_sub(begun.elapsed());
-            let code = match tokio::time::timeout(left, report).await {
-                Ok(Ok(Ok(_))) => return Sent::Told(Outcome::Delivered),
-                Ok(Ok(Err((error, _)))) => code(&error),
-                // The producer is gone.
-                Ok(Err(_)) => Code::BrokerDestroy,
-                Err(_) => {
-                    live.forget();
-                    Code::MessageTimedOut
-                }
-            };
-            if matches!(code, Code::MessageTimedOut | Code::Unknown) {
-                live.watcher.trouble().spent = true;
+        let mut sent = Vec::with_capacity(envelopes.len());
+        // In turn and with one timer: one for each would cost more than the report.
+        let reporting = async {
+            for (report, envelope) in reports.iter_mut().zip(envelopes) {
+                sent.push(match report {
+                    Ok(report) => self.reported(live, begun, envelope, report.await),
+                    Err(outcome) => Sent::Told(outcome.clone()),
+                });
             }
-            Sent::Told(match code {
-                Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => {
-                    return Sent::BatchTooLarge;
-                }
-                Code::MessageTimedOut => self.late(live, begun),
-                code => self.refused(envelope, code),
-            })
-        });
-        join_all(reports).await
+        };
+        if tokio::time::timeout(limit, reporting).await.is_err() {
+            live.forget();
+            let missing = reports.iter_mut().zip(envelopes).skip(sent.len());
+            let rest: Vec<_> = missing
+                .map(|(report, envelope)| match report.as_mut().map(FutureExt::now_or_never) {
+                    Ok(Some(report)) => self.reported(live, begun, envelope, report),
+                    Ok(None) => self.not_sent(live, begun, envelope, Code::MessageTimedOut),
+                    Err(outcome) => Sent::Told(outcome.clone()),
+                })
+                .collect();
+            sent.extend(rest);
+        }
+        sent
+    }
+
+    fn reported(
+        &self,
+        live: &Live,
+        begun: Instant,
+        envelope: &Envelope,
+        report: <DeliveryFuture as Future>::Output,
+    ) -> Sent {
+        match report {
+            Ok(Ok(_)) => Sent::Told(Outcome::Delivered),
+            Ok(Err((error, _))) => self.not_sent(live, begun, envelope, code(&error)),
+            // The producer is gone.
+            Err(_) => self.not_sent(live, begun, envelope, Code::BrokerDestroy),
+        }
+    }
+
+    fn not_sent(&self, live: &Live, begun: Instant, envelope: &Envelope, code: Code) -> Sent {
+        if matches!(code, Code::MessageTimedOut | Code::Unknown) {
+            live.watcher.trouble().spent = true;
+        }
+        Sent::Told(match code {
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => return Sent::BatchTooLarge,
+            Code::MessageTimedOut => self.late(live, begun),
+            code => self.refused(envelope, code),
+        })
     }
 
     /// Sends again what the server refused as too large, each event in a batch of its own.
