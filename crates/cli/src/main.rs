@@ -43,7 +43,12 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use mimalloc::MiMalloc;
 use posthaste::Result;
+
+/// An event is read on one thread and freed on another, which the system's allocator is slow at.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// A transactional outbox: events in the service's own database transaction, delivered at least
 /// once and in order per aggregate.
