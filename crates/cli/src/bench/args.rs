@@ -220,6 +220,10 @@ pub(super) struct PublishArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
     pub(super) pairs: u64,
 
+    /// Let the relay delete sent events (a retention of zero) instead of keeping them
+    #[arg(long)]
+    pub(super) delete: bool,
+
     /// Let the relay hand over one event at a time, and one of a key
     #[arg(long)]
     pub(super) one_by_one: bool,

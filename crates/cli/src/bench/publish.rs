@@ -30,6 +30,9 @@ use super::{
     target::Target,
 };
 
+/// Into how many batches a window is divided at least.
+pub(super) const BATCHES: usize = 4;
+
 #[derive(Serialize)]
 struct Figures<'f> {
     bench: &'f str,
@@ -43,24 +46,34 @@ struct Figures<'f> {
     ordering: &'f str,
     pairs: u64,
     window: u64,
+    delete: bool,
     /// Most publishes of the relay at once, and most events in one.
     concurrency: usize,
     max_batch: usize,
     one_by_one: bool,
     /// Medians.
     relay_per_s: f64,
-    bare_per_s: Option<f64>,
+    /// To the first of the clients.
     ratio: Option<f64>,
     one_by_one_per_s: Option<f64>,
     /// The relay to the relay one by one, on one key.
     hot_key_ratio: Option<f64>,
     /// CPU time of this process, without the servers'.
     relay_cpu_us_per_event: Option<f64>,
-    bare_cpu_us_per_event: Option<f64>,
-    client: Option<&'f str>,
+    clients: Vec<Bare<'f>>,
     relay_runs: Vec<f64>,
-    bare_runs: Vec<f64>,
     one_by_one_runs: Vec<f64>,
+}
+
+/// A broker's own client.
+#[derive(Serialize)]
+struct Bare<'f> {
+    client: &'f str,
+    per_s: f64,
+    /// The relay to it.
+    ratio: f64,
+    cpu_us_per_event: Option<f64>,
+    runs: Vec<f64>,
 }
 
 /// What the runs of one side gave.
@@ -91,11 +104,13 @@ pub(super) async fn run<DB: Target>(
 ) -> Result<Report> {
     // Connects: no run pays for that.
     let found = broker.transport.check().await?;
-    let envelopes = match &broker.client {
-        Some(_) => envelopes(ground, broker, args.events).await?,
-        None => Vec::new(),
+    let envelopes = if broker.clients.is_empty() {
+        Vec::new()
+    } else {
+        envelopes(ground, broker, args.events).await?
     };
-    let (mut relay, mut one_by_one, mut bare) = (Side::default(), Side::default(), Side::default());
+    let (mut relay, mut one_by_one) = (Side::default(), Side::default());
+    let mut bare: Vec<Side> = broker.clients.iter().map(|_| Side::default()).collect();
     for pair in 1..=args.pairs {
         let say = |who: &str, side: &Side| {
             progress(format_args!("pair {pair} of {}: {who} {}", args.pairs, side.last()));
@@ -108,16 +123,16 @@ pub(super) async fn run<DB: Target>(
             publish(args, ground, broker, limits, &mut one_by_one).await?;
             say("relay, one by one", &one_by_one);
         }
-        if let Some(client) = &broker.client {
+        for (client, bare) in broker.clients.iter().zip(&mut bare) {
             client.make().await?;
             let (cpu, started) = (process::cpu(), Instant::now());
             client.publish(&envelopes, args.window as usize).await?;
             bare.add(args.events, started.elapsed(), cpu);
             complete(&**client, args.events).await?;
-            say(client.name(), &bare);
+            say(client.name(), bare);
         }
     }
-    Ok(report(args, ground, broker, &found, [&relay, &one_by_one, &bare]))
+    Ok(report(args, ground, broker, &found, [&relay, &one_by_one], &bare))
 }
 
 /// The very events of the relay, for the client.
@@ -159,8 +174,10 @@ impl Limits {
         one_by_one: bool,
     ) -> Self {
         let window = args.window as usize;
+        // Several batches share the window, as the client's messages do; a key has one under way.
+        let most = if args.hot_key { window } else { window.div_ceil(BATCHES) };
         let mut capabilities = broker.transport.capabilities();
-        capabilities.max_batch = capabilities.max_batch.min(window).clamp(1, ground.batch);
+        capabilities.max_batch = capabilities.max_batch.min(most).clamp(1, ground.batch);
         if one_by_one {
             capabilities.max_batch = 1;
             capabilities.acceptance = Acceptance::Any;
@@ -178,17 +195,17 @@ async fn publish<DB: Target>(
     side: &mut Side,
 ) -> Result<()> {
     ground.refill(&ground.tables, args.events).await?;
-    if let Some(client) = &broker.client {
+    if let Some(client) = broker.clients.first() {
         client.make().await?;
     }
     let store = ground.store(&ground.tables).await?;
     let transport = Arc::clone(&broker.transport);
     let counted = Counted::with(transport, limits.capabilities, args.events);
-    let config = Config { concurrency: limits.concurrency, ..ground.config(false) };
+    let config = Config { concurrency: limits.concurrency, ..ground.config(args.delete) };
     let cpu = process::cpu();
     let elapsed = relayed::run_to(store, counted, &broker.topic, config).await?;
     side.add(args.events, elapsed, cpu);
-    match &broker.client {
+    match broker.clients.first() {
         Some(client) => complete(&**client, args.events).await,
         None => Ok(()),
     }
@@ -208,13 +225,20 @@ fn report<DB: Target>(
     ground: &Ground<DB>,
     broker: &Broker,
     found: &str,
-    [relay, one_by_one, bare]: [&Side; 3],
+    [relay, one_by_one]: [&Side; 2],
+    bare: &[Side],
 ) -> Report {
     let middle = |side: &Side| median(&side.per_s).map(f64::round);
     let cpu = |side: &Side| median(&side.cpu_micros).map(|cpu| rounded(cpu, 2));
     let ratio = |base: &Side| median_ratio(&relay.per_s, &base.per_s).map(|r| rounded(r, 3));
     let limits = Limits::of(args, ground, broker, args.one_by_one);
-    let client = broker.client.as_ref().map(|client| client.name());
+    let clients = broker.clients.iter().zip(bare).map(|(client, side)| Bare {
+        client: client.name(),
+        per_s: middle(side).unwrap_or_default(),
+        ratio: ratio(side).unwrap_or_default(),
+        cpu_us_per_event: cpu(side),
+        runs: whole(&side.per_s),
+    });
     let figures = Figures {
         bench: "publish",
         database: &ground.version,
@@ -226,30 +250,29 @@ fn report<DB: Target>(
         ordering: ground.ordering.as_str(),
         pairs: args.pairs,
         window: args.window,
+        delete: args.delete,
         concurrency: limits.concurrency,
         max_batch: limits.capabilities.max_batch,
         one_by_one: args.one_by_one,
         relay_per_s: middle(relay).unwrap_or_default(),
-        bare_per_s: middle(bare),
-        ratio: ratio(bare),
+        ratio: bare.first().and_then(ratio),
         one_by_one_per_s: middle(one_by_one),
         hot_key_ratio: ratio(one_by_one),
         relay_cpu_us_per_event: cpu(relay),
-        bare_cpu_us_per_event: cpu(bare),
-        client,
+        clients: clients.collect(),
         relay_runs: whole(&relay.per_s),
-        bare_runs: whole(&bare.per_s),
         one_by_one_runs: whole(&one_by_one.per_s),
     };
     let keys = if figures.keys == 1 { "key" } else { "keys" };
     let title = format!(
-        "publish from {} to {found}: {} events of {} bytes, {} {keys}, ordering {}, a window of \
-         {}, {}",
+        "publish from {} to {found}: {} events of {} bytes, {} {keys}, ordering {}, {} when sent, a \
+         window of {}, {}",
         ground.version,
         thousands(args.events),
         figures.payload,
         thousands(figures.keys),
         ground.ordering,
+        if args.delete { "deleted" } else { "kept" },
         thousands(args.window),
         medians(args.pairs)
     );
@@ -260,14 +283,18 @@ fn report<DB: Target>(
     if let (Some(per_s), Some(ratio)) = (figures.one_by_one_per_s, figures.hot_key_ratio) {
         report.row("relay, one by one", rate(per_s), format!("relay is {ratio:.1} times that"));
     }
-    if let (Some(client), Some(per_s), Some(ratio)) = (client, figures.bare_per_s, figures.ratio) {
-        report.row(client, rate(per_s), compared(ratio));
+    for bare in &figures.clients {
+        report.row(bare.client, rate(bare.per_s), compared(bare.ratio));
     }
     if let Some(relay) = figures.relay_cpu_us_per_event {
-        let bare = figures.bare_cpu_us_per_event.map(|bare| format!("bare client: {bare} µs"));
-        report.row("CPU an event, this process", format!("{relay} µs"), bare.unwrap_or_default());
+        let bare: Vec<String> = figures
+            .clients
+            .iter()
+            .filter_map(|bare| Some(format!("{}: {} µs", bare.client, bare.cpu_us_per_event?)))
+            .collect();
+        report.row("CPU an event, this process", format!("{relay} µs"), bare.join("; "));
     }
-    if client.is_none() {
+    if figures.clients.is_empty() {
         report.note("There is no client to compare with: the figure is the relay's alone.");
     }
     report

@@ -46,8 +46,8 @@ pub(super) trait Client: Send + Sync {
 /// A destination under measurement.
 pub(super) struct Broker {
     pub(super) transport: Arc<dyn Transport>,
-    /// `None` where there is no client to compare with.
-    pub(super) client: Option<Box<dyn Client>>,
+    /// The first is what the relay is compared with; none where there is no client.
+    pub(super) clients: Vec<Box<dyn Client>>,
     /// The bench's own.
     pub(super) topic: String,
 }
@@ -67,16 +67,16 @@ impl Broker {
             "redis" | "rediss" => redis::open(url, topic),
             #[cfg(feature = "rabbitmq")]
             "amqp" | "amqps" => rabbitmq::open(url, topic),
-            _ => Ok(Self { transport: destination::open(url)?, client: None, topic }),
+            _ => Ok(Self { transport: destination::open(url)?, clients: Vec::new(), topic }),
         }
     }
 
     /// Removes what the bench made at the broker.
     pub(super) async fn leave(&self) -> Result<()> {
-        match &self.client {
-            Some(client) => client.remove().await,
-            None => Ok(()),
+        for client in &self.clients {
+            client.remove().await?;
         }
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
-//! Redis: `redis`, pipelines of `XADD`.
+//! Redis: `redis`, an `XADD` for each message, by itself or in pipelines.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use posthaste::{
     Envelope, Error, Result,
     transports::redis::{Redis, RedisConfig},
@@ -13,7 +14,7 @@ use redis::{
 };
 use tokio::{sync::OnceCell, task::JoinSet};
 
-use super::{Broker, Client, failed, refuse_tls};
+use super::{super::publish::BATCHES, Broker, Client, failed, refuse_tls};
 
 /// Commands in one pipeline: as many as a relay's batch has.
 const PIPELINE: usize = 256;
@@ -22,6 +23,8 @@ struct RedisStream {
     config: RedisConfig,
     /// The stream's key.
     topic: String,
+    /// Whether commands are gathered, which is faster and for the caller to do.
+    pipelined: bool,
     connected: OnceCell<MultiplexedConnection>,
 }
 
@@ -32,8 +35,12 @@ pub(super) fn open(url: &str, topic: String) -> Result<Broker> {
         return Err(Error::invalid("a bench compares with one Redis, not with a cluster"));
     }
     let transport = Arc::new(Redis::new(config.clone())?);
-    let client = RedisStream { config, topic: topic.clone(), connected: OnceCell::new() };
-    Ok(Broker { transport, client: Some(Box::new(client)), topic })
+    let client = |pipelined| -> Box<dyn Client> {
+        let (config, topic) = (config.clone(), topic.clone());
+        Box::new(RedisStream { config, topic, pipelined, connected: OnceCell::new() })
+    };
+    let clients = vec![client(false), client(true)];
+    Ok(Broker { transport, clients, topic })
 }
 
 impl RedisStream {
@@ -79,7 +86,7 @@ impl RedisStream {
 #[async_trait]
 impl Client for RedisStream {
     fn name(&self) -> &'static str {
-        "redis, pipelines without MULTI"
+        if self.pipelined { "redis, pipelines without MULTI" } else { "redis" }
     }
 
     async fn make(&self) -> Result<()> {
@@ -89,7 +96,24 @@ impl Client for RedisStream {
 
     async fn publish(&self, events: &[Envelope], window: usize) -> Result<()> {
         let connection = self.connection().await?;
-        let size = PIPELINE.min(window);
+        if !self.pipelined {
+            let each = |acknowledged: Option<RedisResult<()>>| {
+                acknowledged.unwrap_or(Ok(())).map_err(failed("publishing with redis"))
+            };
+            let mut unacknowledged = FuturesUnordered::new();
+            for envelope in events {
+                if unacknowledged.len() == window {
+                    each(unacknowledged.next().await)?;
+                }
+                let (command, mut connection) = (self.entry(envelope), connection.clone());
+                unacknowledged.push(async move { command.exec_async(&mut connection).await });
+            }
+            while !unacknowledged.is_empty() {
+                each(unacknowledged.next().await)?;
+            }
+            return Ok(());
+        }
+        let size = PIPELINE.min(window.div_ceil(BATCHES));
         let mut unacknowledged: JoinSet<RedisResult<()>> = JoinSet::new();
         for chunk in events.chunks(size) {
             if (unacknowledged.len() + 1) * size > window {
