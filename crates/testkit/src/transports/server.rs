@@ -13,6 +13,9 @@ use uuid::Uuid;
 /// A server that does not answer for so long does not start.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
+/// How often a server may find one of its ports taken.
+const PORTS: u32 = 5;
+
 /// One that ends in order does not take longer.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -28,6 +31,8 @@ pub struct Server {
     ready: Option<&'static str>,
     in_order: bool,
     process: Option<Child>,
+    /// It has its port for good: others know it.
+    ran: bool,
 }
 
 impl Server {
@@ -48,6 +53,7 @@ impl Server {
             ready: None,
             in_order: false,
             process: None,
+            ran: false,
         }
     }
 
@@ -81,6 +87,19 @@ impl Server {
     /// Starts it, or starts it again with the data that it left, and waits until it is ready.
     pub async fn start(&mut self) {
         assert!(self.process.is_none(), "the server runs already");
+        // Some take a second port, which nobody looked whether it is free.
+        let mut tries = if self.ran { 1 } else { PORTS };
+        while let Err(output) = self.try_start().await {
+            tries -= 1;
+            assert!(tries > 0, "the server ended by itself: {output}");
+            self.kill();
+            self.port = free_port();
+        }
+        self.ran = true;
+    }
+
+    /// What it said, if it ended by itself.
+    async fn try_start(&mut self) -> Result<(), String> {
         let path = self.folder.join("log");
         let log = fs::File::create(&path).expect("the server's log can be written");
         let command = (self.command)(self.port, &self.folder);
@@ -105,10 +124,12 @@ impl Server {
             let output = fs::read(&path).unwrap_or_default();
             let output = String::from_utf8_lossy(&output);
             if self.ready.is_none_or(|text| output.contains(text)) && self.answers() {
-                return;
+                return Ok(());
             }
             let ended = self.process.as_mut().and_then(|process| process.try_wait().ok().flatten());
-            assert!(ended.is_none(), "the server ended by itself: {output}");
+            if ended.is_some() {
+                return Err(output.into_owned());
+            }
             assert!(Instant::now() < deadline, "the server did not start: {output}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
