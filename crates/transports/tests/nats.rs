@@ -408,7 +408,7 @@ async fn of_a_batch_that_the_stream_cannot_hold_it_takes_the_beginning() {
 }
 
 #[tokio::test]
-async fn more_batches_at_once_than_a_stream_takes_all_arrive() {
+async fn many_batches_at_once_all_arrive() {
     let Some(nats) = shared("batched=true") else { return };
     let topic = unique("many");
     SUBJECT.prepare(&SUBJECT.url(), &topic).await;

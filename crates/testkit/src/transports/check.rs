@@ -1,9 +1,14 @@
 //! What an operator asks before anything is published.
 
+use std::time::{Duration, Instant};
+
 use super::{
     Destination, Options,
     fixture::{Topic, assert_clear, impatient},
 };
+
+/// A pause after a failure does not take longer.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A sentence about the server, and nothing is left there.
 pub async fn check_tells_what_it_found_and_publishes_nothing(destination: &dyn Destination) {
@@ -26,8 +31,10 @@ pub async fn check_fails_clearly_while_the_server_is_down(destination: &dyn Dest
     server.start().await;
     topic.prepare().await;
     // A pause after a failure may still be running.
+    let deadline = Instant::now() + PATIENCE;
     let mut outcome = transport.check().await;
     while outcome.as_ref().is_err_and(posthaste_core::Error::is_transient) {
+        assert!(Instant::now() < deadline, "it stays so: {outcome:?}");
         tokio::time::sleep(super::fixture::PAUSE).await;
         outcome = transport.check().await;
     }

@@ -305,7 +305,7 @@ impl Kafka {
         let mut reports: Vec<_> =
             envelopes.iter().map(|envelope| self.send(producer, envelope)).collect();
         let mut sent = Vec::with_capacity(envelopes.len());
-        // In turn and with one timer: one for each would cost more than the report.
+        // In turn and with one timer for all.
         let reporting = async {
             for (report, envelope) in reports.iter_mut().zip(envelopes) {
                 sent.push(match report {

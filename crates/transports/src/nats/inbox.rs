@@ -9,8 +9,8 @@ pub(super) const NOBODY: ErrorCode = ErrorCode(503);
 /// Not a code of JetStream's: somebody else answered.
 pub(super) const NOT_JETSTREAM: ErrorCode = ErrorCode(0);
 
-/// Where a batch gets its answers. The client has a channel, a timer and a place in line for each
-/// message, which cost as much as the message does.
+/// Where a batch gets its answers: one for all, and not a channel, a timer and a place in line for each
+/// message, as the client has them.
 pub(super) struct Inbox {
     /// What reply subjects begin with.
     pub(super) name: String,

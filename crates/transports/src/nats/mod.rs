@@ -69,7 +69,7 @@ const MAX_BATCH: usize = 256;
 /// Most events in one batch that is acknowledged as one.
 const MAX_BATCHED: usize = 1_000;
 
-/// Most such batches under way: a stream takes 50, from all relays together.
+/// Most such batches under way: a stream may take no more than 50, from all relays together.
 const MAX_BATCHES: usize = 8;
 
 /// A silent connection is asked whether it lives.
