@@ -16,11 +16,12 @@ use super::{
 };
 use crate::failure::failed;
 
-/// The present snapshot, and which transactions it can see that `$1`, an earlier one, could not.
+/// The present snapshot, and which transactions it can see that `$1`, an earlier one, could not:
+/// those of `ended`, and all from `since` to before `until`.
 macro_rules! seen {
     () => {
         "with seen as materialized (
-            select cur,
+            select cur, pg_snapshot_xmax(cur) as until,
                    case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
                         then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
                    array(
@@ -37,7 +38,7 @@ macro_rules! late {
     ($of_shards:literal) => {
         concat!(
             "select e.* from (
-                select e.* from unnest(s.ended) x
+                select e.* from unnest((select ended from seen)) x
                 cross join lateral (
                     select * from {events} e where e.xid >= x and e.xid <= x offset 0
                 ) e
@@ -47,7 +48,7 @@ macro_rules! late {
             unsettled!(),
             " union all
                 select * from {events} e
-                where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
+                where e.xid >= (select since from seen) and e.xid < (select until from seen)
                   and e.sequence <= $2 ",
             $of_shards,
             " and e.not_before is null and ",
@@ -58,30 +59,33 @@ macro_rules! late {
     };
 }
 
-/// What is ahead of `$2` and what is late, of one snapshot.
+/// What is late and what is ahead of `$2`, of one snapshot. One row is no event: it holds the snapshot
+/// and the newest sequence, which every row would have to carry otherwise.
 macro_rules! on {
     ($of_shards:literal) => {
         concat!(
             seen!(),
             " select ",
             columns!(),
-            ", s.cur::text, (select sequence from {events} order by sequence desc limit 1)
-            from seen s
-            left join lateral (
-                (
-                    select e.* from {events} e
-                    where e.sequence > $2 ",
+            ", null::text, null::bigint from (",
+            late!($of_shards),
+            " limit $4) e
+            union all
+            select ",
+            columns!(),
+            ", null, null from (
+                select * from {events} e
+                where e.sequence > $2 ",
             $of_shards,
             " and e.not_before is null and ",
             unsettled!(),
             " order by e.sequence limit $3
-                )
-                union all
-                (",
-            late!($of_shards),
-            " limit $4
-                )
-            ) e on true"
+            ) e
+            union all
+            select ",
+            no_columns!(),
+            ", cur::text, (select sequence from {events} order by sequence desc limit 1)
+            from seen"
         )
     };
 }
@@ -108,7 +112,7 @@ impl Read for PostgresStore {
         let mut session = self.sessions.take("reading on").await?;
         let rows = query.fetch_all(&mut *session).await.map_err(failed("reading on"))?;
         session.done();
-        let (context, newest) = match rows.first() {
+        let (context, newest) = match no_event(&rows) {
             Some(row) => (
                 row.try_get(COLUMNS).map_err(failed("reading on"))?,
                 row.try_get::<Option<i64>, _>(COLUMNS + 1).map_err(failed("reading on"))?,
@@ -197,12 +201,13 @@ impl Read for PostgresStore {
             seen!(),
             " select ",
             columns!(),
-            ", s.cur::text
-            from seen s
-            left join lateral (",
+            ", null::text from (",
             late!("and e.shard = any($3)"),
-            " limit $4
-            ) e on true"
+            " limit $4) e
+            union all
+            select ",
+            no_columns!(),
+            ", cur::text from seen"
         );
 
         let mut session = self.sessions.take("reading late commits").await?;
@@ -215,7 +220,7 @@ impl Read for PostgresStore {
             .await
             .map_err(failed("reading late commits"))?;
         session.done();
-        let context = match rows.first() {
+        let context = match no_event(&rows) {
             Some(row) => row.try_get(COLUMNS).map_err(failed("reading late commits"))?,
             None => from.context.clone(),
         };
@@ -464,6 +469,12 @@ fn newest(rows: &[PgRow]) -> sqlx::Result<i64> {
         Some(row) => Ok(row.try_get::<Option<i64>, _>(COLUMNS)?.unwrap_or(0)),
         None => Ok(0),
     }
+}
+
+/// The row that is said once, for all of them. It is the last one, though a union does not promise it.
+fn no_event(rows: &[PgRow]) -> Option<&PgRow> {
+    let is_event = |row: &PgRow| matches!(row.try_get_unchecked::<Option<i64>, _>(0), Ok(Some(_)));
+    rows.iter().rev().find(|row| !is_event(row))
 }
 
 /// The rows in the order of their sequence. A join does not promise to keep it, so it is looked at.

@@ -30,6 +30,14 @@ macro_rules! columns {
     };
 }
 
+/// As many nulls: a row that is no event.
+macro_rules! no_columns {
+    () => {
+        "null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, \
+         null, null, null, null, null, null"
+    };
+}
+
 /// How many [`columns`] there are: what a statement adds stands from this index on.
 pub(super) const COLUMNS: usize = 21;
 
@@ -140,7 +148,8 @@ pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
     })
 }
 
-/// All rows of an answer that hold an event; a `left join` gives one without when there is none.
+/// All rows of an answer that hold an event: a `left join` gives one without when there is none, and a
+/// union can have one for what is said once.
 pub(super) fn fetched_all(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
     let mut events = Vec::with_capacity(rows.len());
     for row in rows {

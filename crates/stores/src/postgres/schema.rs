@@ -20,7 +20,7 @@ pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 const DEFAULT_SHARDS: u16 = 64;
 
-const MAX_SHARDS: u16 = 1024;
+pub(super) const MAX_SHARDS: u16 = 1024;
 
 #[async_trait]
 impl Schema for PostgresStore {
@@ -190,5 +190,22 @@ fn checked_shards(shards: Option<u16>) -> Result<u16> {
         Some(count) => {
             Err(Error::invalid(format!("shards is {count}; use a number from 1 to {MAX_SHARDS}")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// `waits` is there for this: see its comment in the first migration.
+    #[test]
+    fn every_update_of_an_event_touches_a_source_of_waits() {
+        let sources =
+            [include_str!("claim.rs"), include_str!("operate.rs"), include_str!("settle.rs")];
+        let mut updates = 0;
+        for update in sources.iter().flat_map(|source| source.split("update {events}").skip(1)) {
+            let set = update.split("where").next().unwrap_or_default();
+            assert!(set.contains("not_before =") || set.contains("locked_until ="), "{set}");
+            updates += 1;
+        }
+        assert!(updates >= 10, "{updates} updates were found");
     }
 }

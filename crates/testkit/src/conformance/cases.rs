@@ -140,6 +140,7 @@ macro_rules! store_conformance {
             settle {
                 a_delivered_event_is_sent
                 a_large_batch_is_settled_as_one
+                what_lies_between_is_not_settled
                 an_empty_batch_is_no_error
                 a_delivered_event_can_be_deleted
                 a_failed_event_waits_and_its_attempts_are_recorded

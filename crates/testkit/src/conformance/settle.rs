@@ -51,6 +51,27 @@ pub async fn a_large_batch_is_settled_as_one<DB: Dialect>(subject: &Subject<DB>)
     assert_eq!((counts.new, counts.retry), (500, 500));
 }
 
+/// What lies between the events of a batch is not settled with them, whether they are kept or deleted:
+/// it can be another's, or still under way.
+pub async fn what_lies_between_is_not_settled<DB: Dialect>(subject: &Subject<DB>) {
+    for keep_sent in [true, false] {
+        for step in [2, 10, 100] {
+            let outbox = subject.outbox().await;
+            outbox.enqueue(&events(300)).await;
+            let mut owner = outbox.owner().await;
+            let rows = owner.poll().await;
+            let (between, mut delivered): (Vec<_>, Vec<_>) =
+                rows.into_iter().enumerate().partition(|(place, _)| place % step == step / 2);
+            delivered.reverse();
+            let rows: Vec<_> = delivered.into_iter().map(|(_, row)| row).collect();
+            let report = outbox.store.settle(&owner.fence(), &sent(&rows), keep_sent).await;
+            assert_eq!(report.unwrap(), SettleReport::default());
+            let left: Vec<_> = between.into_iter().map(|(_, row)| row).collect();
+            assert_eq!(sequences(&owner.read_all().await), sequences(&left));
+        }
+    }
+}
+
 /// Settling nothing is no error.
 pub async fn an_empty_batch_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
