@@ -9,6 +9,8 @@
 //! The event's id travels in each of them.
 
 use std::{
+    borrow::Cow,
+    collections::BTreeMap,
     fmt::{self, Write as _},
     str::FromStr,
 };
@@ -41,28 +43,23 @@ impl MessageFormat {
 
     /// The event as a message. `prefix` is what the protocol puts before CloudEvents attributes
     /// in binary mode, such as `ce-`.
-    pub fn message(self, envelope: &Envelope, prefix: &str) -> Message {
+    pub fn message<'e>(self, envelope: &'e Envelope, prefix: &str) -> Message<'e> {
         let event = &envelope.event;
-        let mut headers: Vec<(String, String)> =
-            event.headers().iter().map(|(name, value)| (name.clone(), value.clone())).collect();
         let (content_type, body) = match self {
-            Self::Raw => {
-                headers.extend(metadata(envelope));
-                (event.content_type().to_owned(), event.payload().clone())
-            }
-            Self::CloudEventsBinary => {
-                headers.extend(
-                    attributes(envelope)
-                        .into_iter()
-                        .map(|(name, value)| (format!("{prefix}{name}"), value)),
-                );
-                (event.content_type().to_owned(), event.payload().clone())
-            }
+            Self::Raw | Self::CloudEventsBinary => (event.content_type(), event.payload().clone()),
             Self::CloudEventsStructured => {
-                ("application/cloudevents+json; charset=utf-8".to_owned(), structured(envelope))
+                ("application/cloudevents+json; charset=utf-8", structured(envelope))
             }
         };
-        Message { id: envelope.deduplication_id(), content_type, headers, body }
+        let added = match self {
+            Self::Raw => metadata(envelope),
+            Self::CloudEventsBinary => attributes(envelope)
+                .into_iter()
+                .map(|(name, value)| (format!("{prefix}{name}").into(), value))
+                .collect(),
+            Self::CloudEventsStructured => Vec::new(),
+        };
+        Message { id: envelope.deduplication_id(), content_type, own: event.headers(), added, body }
     }
 }
 
@@ -88,45 +85,58 @@ impl FromStr for MessageFormat {
     }
 }
 
-/// An event as a destination gets it.
+/// An event as a destination gets it. What the event holds is not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct Message<'e> {
     /// By which a broker drops repeats; an operator's replay has one of its own.
     pub id: String,
     /// The body's media type.
-    pub content_type: String,
-    /// Headers, without the media type.
-    pub headers: Vec<(String, String)>,
+    pub content_type: &'e str,
+    /// The event's own headers.
+    pub own: &'e BTreeMap<String, String>,
+    /// The headers that the format adds, without the media type.
+    pub added: Vec<(Cow<'static, str>, Cow<'e, str>)>,
     /// The bytes.
     pub body: Bytes,
 }
 
-/// The metadata headers of a raw message.
-fn metadata(envelope: &Envelope) -> Vec<(String, String)> {
-    let event = &envelope.event;
-    let mut headers = vec![
-        ("posthaste-id".to_owned(), event.id().to_string()),
-        ("posthaste-type".to_owned(), event.event_type().to_owned()),
-        ("posthaste-aggregate-type".to_owned(), event.aggregate_type().to_owned()),
-        ("posthaste-schema-version".to_owned(), event.schema_version().to_string()),
-        ("posthaste-occurred-at".to_owned(), event.occurred_at().to_string()),
-    ];
-    let optional = [
-        ("posthaste-aggregate-id", event.aggregate_id().map(str::to_owned)),
-        ("posthaste-tenant", event.tenant().map(str::to_owned)),
-        ("posthaste-schema-id", event.schema_id().map(str::to_owned)),
-        ("posthaste-replay", (envelope.replay > 0).then(|| envelope.replay.to_string())),
-    ];
-    for (name, value) in optional {
-        if let Some(value) = value {
-            headers.push((name.to_owned(), value));
-        }
+impl Message<'_> {
+    /// All headers: the event's own, then those that the format adds, which take the place of an own one
+    /// of the same name.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
+        let own = self.own.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        own.chain(self.added.iter().map(|(name, value)| (&**name, &**value)))
     }
+}
+
+/// Room for the metadata of most events.
+const METADATA: usize = 8;
+
+/// The metadata headers of a raw message.
+fn metadata(envelope: &Envelope) -> Vec<(Cow<'static, str>, Cow<'_, str>)> {
+    let event = &envelope.event;
+    let mut headers: Vec<(Cow<'static, str>, Cow<'_, str>)> = Vec::with_capacity(METADATA);
+    headers.extend([
+        ("posthaste-id".into(), event.id().to_string().into()),
+        ("posthaste-type".into(), event.event_type().into()),
+        ("posthaste-aggregate-type".into(), event.aggregate_type().into()),
+        ("posthaste-schema-version".into(), event.schema_version().to_string().into()),
+        ("posthaste-occurred-at".into(), event.occurred_at().to_string().into()),
+    ]);
+    let replay = (envelope.replay > 0).then(|| envelope.replay.to_string());
+    let optional = [
+        ("posthaste-aggregate-id", event.aggregate_id().map(Cow::from)),
+        ("posthaste-tenant", event.tenant().map(Cow::from)),
+        ("posthaste-schema-id", event.schema_id().map(Cow::from)),
+        ("posthaste-replay", replay.map(Cow::from)),
+    ];
+    let given = optional.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
+    headers.extend(given);
     headers
 }
 
 /// CloudEvents context attributes, all but `datacontenttype`: that is the protocol's own header.
-fn attributes(envelope: &Envelope) -> Vec<(&'static str, String)> {
+fn attributes(envelope: &Envelope) -> Vec<(&'static str, Cow<'_, str>)> {
     let event = &envelope.event;
     let source = match event.tenant() {
         Some(tenant) => format!("/{}/{}", segment(tenant), segment(event.aggregate_type())),
@@ -134,25 +144,25 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, String)> {
         None => format!("/{}", segment(event.aggregate_type())),
     };
     let mut attributes = vec![
-        ("specversion", "1.0".to_owned()),
-        ("id", envelope.deduplication_id()),
-        ("source", source),
-        ("type", event.event_type().to_owned()),
-        ("time", event.occurred_at().to_string()),
-        ("schemaversion", event.schema_version().to_string()),
+        ("specversion", "1.0".into()),
+        ("id", envelope.deduplication_id().into()),
+        ("source", source.into()),
+        ("type", event.event_type().into()),
+        ("time", event.occurred_at().to_string().into()),
+        ("schemaversion", event.schema_version().to_string().into()),
     ];
     if let Some(id) = event.aggregate_id() {
-        attributes.push(("subject", id.to_owned()));
+        attributes.push(("subject", id.into()));
     }
     if let Some(key) = event.ordering_key() {
-        attributes.push(("partitionkey", key));
+        attributes.push(("partitionkey", key.into()));
     }
     if let Some(id) = event.schema_id() {
-        attributes.push(("dataschema", format!("/{}", segment(id))));
+        attributes.push(("dataschema", format!("/{}", segment(id)).into()));
     }
     for name in ["traceparent", "tracestate"] {
         if let Some(value) = event.headers().get(name) {
-            attributes.push((name, value.clone()));
+            attributes.push((name, value.into()));
         }
     }
     attributes
@@ -194,7 +204,7 @@ fn structured(envelope: &Envelope) -> Bytes {
     let event = &envelope.event;
     let mut document = Map::new();
     for (name, value) in attributes(envelope) {
-        document.insert(name.to_owned(), Value::String(value));
+        document.insert(name.to_owned(), Value::String(value.into_owned()));
     }
     document.insert("datacontenttype".to_owned(), event.content_type().into());
     let mut text = Value::Object(document).to_string();
@@ -285,8 +295,8 @@ mod tests {
     #[test]
     fn a_json_payload_is_embedded_byte_for_byte() {
         let payload = br#"{"b":1,"a":1.0,"a":2}"#;
-        let message = MessageFormat::CloudEventsStructured
-            .message(&envelope(payload, "application/json"), "ce-");
+        let envelope = envelope(payload, "application/json");
+        let message = MessageFormat::CloudEventsStructured.message(&envelope, "ce-");
         let text = std::str::from_utf8(&message.body).unwrap();
         assert!(text.contains(r#""data":{"b":1,"a":1.0,"a":2}}"#), "{text}");
         assert!(text.contains(r#""source":"/acme/Order""#), "{text}");
@@ -295,8 +305,8 @@ mod tests {
 
     #[test]
     fn a_payload_that_claims_to_be_json_and_is_not_travels_as_bytes() {
-        let message = MessageFormat::CloudEventsStructured
-            .message(&envelope(b"{\"a\":", "application/json"), "ce-");
+        let envelope = envelope(b"{\"a\":", "application/json");
+        let message = MessageFormat::CloudEventsStructured.message(&envelope, "ce-");
         let document: Value = serde_json::from_slice(&message.body).unwrap();
         assert_eq!(document["data_base64"], base64(b"{\"a\":"));
     }
@@ -311,9 +321,9 @@ mod tests {
             MessageFormat::CloudEventsStructured,
         ] {
             let message = format.message(&envelope, "ce_");
-            let in_headers = message.headers.iter().any(|(name, value)| {
-                ["posthaste-id", "ce_id"].contains(&name.as_str()) && *value == id
-            });
+            let in_headers = message
+                .headers()
+                .any(|(name, value)| ["posthaste-id", "ce_id"].contains(&name) && value == id);
             let in_body = std::str::from_utf8(&message.body).is_ok_and(|text| text.contains(&id));
             assert!(in_headers || in_body, "{format}");
             assert_eq!(message.id, id);

@@ -358,9 +358,9 @@ fn the_id_is_found_whatever_the_format_and_the_broker() {
             (MessageFormat::CloudEventsBinary, "cloudEvents:"),
             (MessageFormat::CloudEventsBinary, ""),
         ] {
-            let headers = format.message(&envelope, prefix).headers;
+            let message = format.message(&envelope, prefix);
             let find = |name: &str| {
-                headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+                message.headers().find(|(known, _)| *known == name).map(|(_, value)| value)
             };
             assert_eq!(message_id(find), Some(&*id), "{format} with {prefix:?}, replay {replay}");
         }

@@ -168,7 +168,7 @@ impl Http {
         let headers = request.headers_mut();
 
         let binary = self.common.format == MessageFormat::CloudEventsBinary;
-        for (name, value) in &message.headers {
+        for (name, value) in message.headers() {
             let name = name.to_ascii_lowercase();
             if FRAMING.contains(&name.as_str()) {
                 continue;
@@ -180,7 +180,7 @@ impl Http {
             }
         }
         // After the event's own, which they replace.
-        set(headers, "content-type", &message.content_type)?;
+        set(headers, "content-type", message.content_type)?;
         set(headers, "posthaste-topic", &encoded(topic))?;
         let timestamp = seconds_since_1970();
         set(headers, "webhook-id", &message.id)?;

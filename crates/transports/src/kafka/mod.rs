@@ -268,15 +268,15 @@ impl Kafka {
             return Err(Outcome::dead(format!("topic {topic:?} is no Kafka topic: {fault}")));
         }
         let message = self.config.common.format.message(envelope, PREFIX);
-        let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
-        for (name, value) in &message.headers {
+        let count = message.own.len() + message.added.len() + 1;
+        let mut headers = OwnedHeaders::new_with_capacity(count);
+        for (name, value) in message.headers() {
             if name.eq_ignore_ascii_case("content-type") {
                 continue; // the event's content type has this place
             }
             headers = headers.insert(Header { key: name, value: Some(value) });
         }
-        headers =
-            headers.insert(Header { key: "content-type", value: Some(&message.content_type) });
+        headers = headers.insert(Header { key: "content-type", value: Some(message.content_type) });
         let key = envelope.event.ordering_key();
         let mut record =
             FutureRecord::<str, [u8]>::to(topic).payload(&message.body).headers(headers);

@@ -350,18 +350,18 @@ impl Mqtt {
             return Err("its topic is empty or has wildcards: none to publish to".to_owned());
         }
         let message = self.config.common.format.message(envelope, PREFIX);
-        let mut headers: Vec<(String, String)> = Vec::with_capacity(message.headers.len());
-        for (name, value) in message.headers {
+        let mut headers: Vec<(String, String)> = Vec::new();
+        for (name, value) in message.headers() {
             // Without a prefix the event's own may have the name of an attribute, which replaces it.
-            headers.retain(|(known, _)| *known != name);
-            headers.push((name, value));
+            headers.retain(|(known, _)| known != name);
+            headers.push((name.to_owned(), value.to_owned()));
         }
-        let texts = headers.iter().flat_map(|(name, value)| [name, value]);
-        if texts.chain([&message.content_type]).any(|text| text.len() > LONGEST_TEXT) {
+        let texts = headers.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        if texts.chain([message.content_type]).any(|text| text.len() > LONGEST_TEXT) {
             return Err(format!("a header is too large: MQTT takes {LONGEST_TEXT} bytes"));
         }
         let properties = PublishProperties {
-            content_type: Some(message.content_type),
+            content_type: Some(message.content_type.to_owned()),
             user_properties: headers,
             message_expiry_interval: self
                 .config

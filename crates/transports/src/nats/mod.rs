@@ -23,10 +23,10 @@ mod batch;
 mod config;
 mod inbox;
 
-use std::{fmt, io, pin::pin, time::Duration};
+use std::{borrow::Cow, fmt, io, pin::pin, time::Duration};
 
 use async_nats::{
-    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, Message,
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, HeaderName, Message,
     PublishErrorKind,
     connection::State,
     header,
@@ -224,13 +224,13 @@ impl Nats {
     /// The event as NATS carries it, or why it cannot.
     fn message(&self, envelope: &Envelope) -> Result<(HeaderMap, Bytes), Outcome> {
         let subject = envelope.topic();
+        let binary = self.config.common.format == MessageFormat::CloudEventsBinary;
         if let Some(fault) = fault_of(subject) {
             return Err(Outcome::dead(format!("topic {subject:?} is no NATS subject: {fault}")));
         }
         let message = self.config.common.format.message(envelope, PREFIX);
-        let encoded = self.config.common.format == MessageFormat::CloudEventsBinary;
         let mut headers = HeaderMap::new();
-        for (name, value) in message.headers {
+        for (name, value) in message.own {
             if name.eq_ignore_ascii_case("content-type") {
                 continue; // the event's content type has this place
             }
@@ -239,26 +239,29 @@ impl Nats {
                     "header {name:?} begins with Nats-, which is for orders to the server"
                 )));
             }
-            let value =
-                if encoded && name.starts_with(PREFIX) { percent_encoded(&value) } else { value };
             if name.contains(|c: char| !c.is_ascii_graphic() || c == ':') {
                 return Err(Outcome::dead(format!(
                     "header {name:?} has a name that NATS cannot carry: ASCII without blanks and \
                      colons"
                 )));
             }
-            if has_line_break(&value) {
-                return Err(Outcome::dead(format!(
-                    "header {name:?} has a line break in its value, which NATS cannot carry"
-                )));
-            }
-            // The client would panic at what is refused above.
-            headers.insert(name, value);
+            let encoded = binary && name.starts_with(PREFIX);
+            let value = if encoded { percent_encoded(value) } else { value.clone() };
+            headers.insert(name.as_str(), carried(name, value)?);
         }
-        if has_line_break(&message.content_type) {
+        for (name, value) in message.added {
+            let value = if binary { percent_encoded(&value) } else { value.into_owned() };
+            let value = carried(&name, value)?;
+            match name {
+                // Neither copied nor looked at.
+                Cow::Borrowed(name) => headers.insert(HeaderName::from_static(name), value),
+                Cow::Owned(name) => headers.insert(name, value),
+            }
+        }
+        if has_line_break(message.content_type) {
             return Err(Outcome::dead("the content type has a line break in it"));
         }
-        headers.insert("content-type", message.content_type);
+        headers.insert(HeaderName::from_static("content-type"), message.content_type);
         // Last, so that nothing above it can take its place.
         headers.insert(header::NATS_MESSAGE_ID, message.id);
         if let Some(stream) = &self.config.stream {
@@ -470,8 +473,18 @@ impl Transport for Nats {
     }
 }
 
+/// A header's value, unless NATS cannot carry it: the client would panic.
+fn carried(name: &str, value: String) -> Result<String, Outcome> {
+    if has_line_break(&value) {
+        return Err(Outcome::dead(format!(
+            "header {name:?} has a line break in its value, which NATS cannot carry"
+        )));
+    }
+    Ok(value)
+}
+
 fn has_line_break(text: &str) -> bool {
-    text.contains(['\r', '\n'])
+    text.bytes().any(|byte| matches!(byte, b'\r' | b'\n'))
 }
 
 /// Why a topic is no subject to publish to, if it is none.

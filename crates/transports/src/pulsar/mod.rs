@@ -186,12 +186,12 @@ impl Pulsar {
     fn message(&self, envelope: &Envelope) -> Result<Message, Outcome> {
         let message = self.config.common.format.message(envelope, PREFIX);
         let mut properties: HashMap<String, String> = message
-            .headers
-            .into_iter()
+            .headers()
             // The event's content type has this place.
             .filter(|(name, _)| !name.eq_ignore_ascii_case("content-type"))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
-        properties.insert("content-type".to_owned(), message.content_type);
+        properties.insert("content-type".to_owned(), message.content_type.to_owned());
         let key = envelope.event.ordering_key();
         let keys = 2 * key.as_ref().map_or(0, String::len);
         let headers: usize = properties.iter().map(|(n, v)| n.len() + v.len() + 16).sum();

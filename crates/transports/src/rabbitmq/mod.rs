@@ -378,9 +378,9 @@ impl RabbitMq {
         }
         let mut table = FieldTable::default();
         let mut size = 0;
-        for (name, value) in message.headers {
+        for (name, value) in message.headers() {
             size += name.len() + value.len() + 6;
-            table.insert(short("a header's name", &name)?, AMQPValue::LongString(value.into()));
+            table.insert(short("a header's name", name)?, AMQPValue::LongString(value.into()));
         }
         // Headers cannot be split over frames: the server would close the connection.
         if frame > 0 && size + FRAME_MARGIN > frame {
@@ -389,7 +389,7 @@ impl RabbitMq {
         let mut properties = BasicProperties::default()
             .with_message_id(short("the id", &message.id)?)
             .with_type(short("the event type", event.event_type())?)
-            .with_content_type(short("the content type", &message.content_type)?)
+            .with_content_type(short("the content type", message.content_type)?)
             .with_delivery_mode(2)
             .with_headers(table);
         if let Ok(seconds) = u64::try_from(event.occurred_at().as_second()) {

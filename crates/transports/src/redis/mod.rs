@@ -41,7 +41,7 @@ use redis::{
 };
 use serde::Serializer;
 
-use crate::{connection::Connection, turns::Turns};
+use crate::{connection::Connection, message::Message, turns::Turns};
 
 pub use self::config::RedisConfig;
 
@@ -249,7 +249,7 @@ impl Redis {
                 self.config.max_message
             )));
         }
-        let headers = json(&message.headers);
+        let headers = json(&message);
         let size = message.body.len() + headers.len() + ENTRY_MARGIN;
         let mut command = Cmd::with_capacity(ENTRY_ARGUMENTS, size);
         command.arg("XADD").arg(envelope.topic());
@@ -432,17 +432,16 @@ impl Live {
     }
 }
 
-/// One JSON object. Of headers with one name the last counts.
-fn json(headers: &[(String, String)]) -> String {
-    let counts = headers
-        .iter()
-        .enumerate()
-        .filter(|(place, (name, _))| headers[place + 1..].iter().all(|(later, _)| later != name));
-    let size = headers.iter().map(|(name, value)| name.len() + value.len() + 6).sum::<usize>() + 2;
-    let mut out = Vec::with_capacity(size);
+/// The headers as one JSON object.
+fn json(message: &Message<'_>) -> String {
+    let replaced = |name: &str| message.added.iter().any(|(added, _)| added == name);
+    let own = message.own.iter().filter(|(name, _)| !replaced(name));
+    let own = own.map(|(name, value)| (name.as_str(), value.as_str()));
+    let added = message.added.iter().map(|(name, value)| (&**name, &**value));
+    let size = message.headers().map(|(name, value)| name.len() + value.len() + 6).sum::<usize>();
+    let mut out = Vec::with_capacity(size + 2);
     // Texts into memory: nothing can fail.
-    let _ = serde_json::Serializer::new(&mut out)
-        .collect_map(counts.map(|(_, (name, value))| (name, value)));
+    let _ = serde_json::Serializer::new(&mut out).collect_map(own.chain(added));
     String::from_utf8(out).unwrap_or_default()
 }
 

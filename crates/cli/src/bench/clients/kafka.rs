@@ -105,12 +105,12 @@ impl Rdkafka {
 
     fn send(&self, producer: &FutureProducer, envelope: &Envelope) -> Result<DeliveryFuture> {
         let message = self.config.common.format.message(envelope, "ce_");
-        let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
-        for (name, value) in &message.headers {
+        let count = message.own.len() + message.added.len() + 1;
+        let mut headers = OwnedHeaders::new_with_capacity(count);
+        for (name, value) in message.headers() {
             headers = headers.insert(Header { key: name, value: Some(value) });
         }
-        headers =
-            headers.insert(Header { key: "content-type", value: Some(&message.content_type) });
+        headers = headers.insert(Header { key: "content-type", value: Some(message.content_type) });
         let key = envelope.event.ordering_key();
         let mut record =
             FutureRecord::<str, [u8]>::to(&self.topic).payload(&message.body).headers(headers);

@@ -94,7 +94,7 @@ impl Client for NatsClient {
             }
             let message = self.config.common.format.message(envelope, "ce-");
             let mut headers = HeaderMap::new();
-            for (name, value) in message.headers {
+            for (name, value) in message.headers() {
                 headers.insert(name, value);
             }
             headers.insert("content-type", message.content_type);

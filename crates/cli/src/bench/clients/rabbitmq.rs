@@ -86,13 +86,13 @@ impl Lapin {
         let short = |text: &str| ShortString::try_new(text).map_err(failed("making a message"));
         let message = self.config.common.format.message(envelope, "cloudEvents:");
         let mut headers = FieldTable::default();
-        for (name, value) in message.headers {
-            headers.insert(short(&name)?, AMQPValue::LongString(value.into()));
+        for (name, value) in message.headers() {
+            headers.insert(short(name)?, AMQPValue::LongString(value.into()));
         }
         let mut properties = BasicProperties::default()
             .with_message_id(short(&message.id)?)
             .with_type(short(envelope.event.event_type())?)
-            .with_content_type(short(&message.content_type)?)
+            .with_content_type(short(message.content_type)?)
             .with_delivery_mode(2)
             .with_headers(headers);
         if let Ok(seconds) = u64::try_from(envelope.event.occurred_at().as_second()) {

@@ -66,7 +66,7 @@ impl RedisStream {
 
     fn entry(&self, envelope: &Envelope) -> Cmd {
         let message = self.config.common.format.message(envelope, "ce-");
-        let headers: BTreeMap<String, String> = message.headers.into_iter().collect();
+        let headers: BTreeMap<&str, &str> = message.headers().collect();
         let headers = serde_json::to_string(&headers).unwrap_or_default();
         let mut command = redis::cmd("XADD");
         command.arg(&self.topic);
