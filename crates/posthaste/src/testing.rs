@@ -161,8 +161,19 @@ pub async fn told(store: &impl AsRef<dyn Store>) -> String {
 /// (`aggregate_type`, `aggregate_id`, `tenant`) if they are given. Gives the events that match, oldest
 /// first. For `async` tests.
 ///
-/// ```ignore
+/// ```
+/// # use posthaste::{Event, assert_enqueued, testing::TestOutbox};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// # let test = TestOutbox::new().await?;
+/// # let mut tx = test.outbox().begin(test.pool()).await?;
+/// # let placed = Event::builder("OrderPlaced").aggregate("Order", 42).tenant("acme");
+/// # test.outbox().enqueue(&mut tx, placed.raw_json("{}").build()?).await?;
+/// # tx.commit().await?;
 /// let found = assert_enqueued!(test, "OrderPlaced", aggregate_id = 42, tenant = "acme");
+/// assert_eq!(found.len(), 1);
+/// # Ok(())
+/// # }
 /// ```
 #[macro_export]
 macro_rules! assert_enqueued {

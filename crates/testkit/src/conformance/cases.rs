@@ -6,11 +6,14 @@
 /// The function must be in scope by its name where the macro stands. Two databases of one kind take
 /// two modules:
 ///
-/// ```ignore
+/// ```
+/// # use posthaste_testkit::conformance::Subject;
+/// # async fn subject_15() -> Option<Subject<sqlx::Postgres>> { None }
 /// mod postgres_15 {
 ///     use super::subject_15;
 ///     posthaste_testkit::store_conformance!(subject_15);
 /// }
+/// # fn main() {}
 /// ```
 #[macro_export]
 macro_rules! store_conformance {

@@ -2,7 +2,9 @@
 //!
 //! A store proves itself with one call in its tests:
 //!
-//! ```ignore
+//! ```
+//! # use posthaste_testkit::conformance::Subject;
+//! # use sqlx::{Postgres, postgres::PgPoolOptions};
 //! async fn subject() -> Option<Subject<Postgres>> {
 //!     let url = std::env::var("POSTHASTE_TEST_POSTGRES").ok()?; // None: skipped, and said so
 //!     let pool = PgPoolOptions::new().max_connections(12).connect(&url).await.unwrap();
@@ -10,6 +12,7 @@
 //! }
 //!
 //! posthaste_testkit::store_conformance!(subject);
+//! # fn main() {}
 //! ```
 //!
 //! It becomes a `#[test]` for every case, in modules by theme

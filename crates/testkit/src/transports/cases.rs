@@ -6,11 +6,13 @@
 /// The function must be in scope by its name where the macro stands. Two set-ups of one transport
 /// take two modules:
 ///
-/// ```ignore
+/// ```
+/// # async fn nats_over_tls() -> Option<Box<dyn posthaste_testkit::transports::Destination>> { None }
 /// mod over_tls {
 ///     use super::nats_over_tls;
 ///     posthaste_testkit::transport_conformance!(nats_over_tls);
 /// }
+/// # fn main() {}
 /// ```
 #[macro_export]
 macro_rules! transport_conformance {
