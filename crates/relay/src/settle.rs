@@ -5,7 +5,11 @@
 //! A settle that fails is repeated until the lease is lost: an outcome is never turned into another
 //! one because it could not be written. The event is delivered twice at worst.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use posthaste_core::{
     Result,
@@ -14,7 +18,6 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    hash::IntMap,
     lanes::Unsettled,
     log::field,
     shards::Shards,
@@ -33,7 +36,7 @@ impl Batch {
     /// Fences the outcomes. Gives those apart whose shard is no longer ours.
     pub(crate) fn fence(unsettled: Vec<Unsettled>, shards: &Shards) -> (Self, Vec<i64>) {
         let mut stale = Vec::new();
-        let mut held: IntMap<u16, i64> = IntMap::default();
+        let mut held: BTreeMap<u16, i64> = BTreeMap::new();
         let mut sharded = Vec::new();
         let mut claimed: Vec<(Arc<RowLease>, Vec<Settlement>)> = Vec::new();
         for Unsettled { settlement, lease } in unsettled {
@@ -54,9 +57,7 @@ impl Batch {
             .map(|(lease, part)| (Fence::Rows((*lease).clone()), part))
             .collect();
         if !sharded.is_empty() {
-            let mut held: Vec<Held> =
-                held.into_iter().map(|(shard, epoch)| Held { shard, epoch }).collect();
-            held.sort_unstable();
+            let held = held.into_iter().map(|(shard, epoch)| Held { shard, epoch }).collect();
             parts.push((Fence::Shards { owner: shards.relay.owner(), held }, sharded));
         }
         (Self { parts }, stale)
