@@ -6,13 +6,11 @@
 /// The function must be in scope by its name where the macro stands. Two set-ups of one transport
 /// take two modules:
 ///
-/// ```
-/// # async fn nats_over_tls() -> Option<Box<dyn posthaste_testkit::transports::Destination>> { None }
+/// ```text
 /// mod over_tls {
 ///     use super::nats_over_tls;
 ///     posthaste_testkit::transport_conformance!(nats_over_tls);
 /// }
-/// # fn main() {}
 /// ```
 #[macro_export]
 macro_rules! transport_conformance {

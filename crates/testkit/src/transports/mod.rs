@@ -2,27 +2,13 @@
 //!
 //! A transport proves itself with one call in its tests:
 //!
-//! ```
-//! # use std::sync::Arc;
-//! # use posthaste_core::{Result, transport::Transport};
-//! # use posthaste_testkit::transports::{Destination, Options, Received, Server, Traits};
-//! # struct Nats;
-//! # #[async_trait::async_trait]
-//! # impl Destination for Nats {
-//! #     fn traits(&self) -> Traits { Traits::default() }
-//! #     fn url(&self) -> String { unimplemented!() }
-//! #     fn server(&self) -> Server { unimplemented!() }
-//! #     fn transport(&self, _: &str, _: &Options) -> Result<Arc<dyn Transport>> { unimplemented!() }
-//! #     async fn prepare(&self, _: &str, _: &str) {}
-//! #     async fn read(&self, _: &str, _: &str) -> Vec<Received> { Vec::new() }
-//! # }
+//! ```text
 //! async fn nats() -> Option<Nats> {
 //!     std::env::var("POSTHASTE_TEST_NATS").ok()?; // None: skipped, and said so
 //!     Some(Nats)                                  // implements Destination
 //! }
 //!
 //! posthaste_testkit::transport_conformance!(nats);
-//! # fn main() {}
 //! ```
 //!
 //! It becomes a `#[test]` for every case, in modules by theme
