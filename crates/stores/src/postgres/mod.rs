@@ -17,6 +17,8 @@ mod read;
 
 mod claim;
 
+mod outcomes;
+
 mod settle;
 
 #[macro_use]

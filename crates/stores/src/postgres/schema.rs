@@ -20,7 +20,7 @@ pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 const DEFAULT_SHARDS: u16 = 64;
 
-pub(super) const MAX_SHARDS: u16 = 1024;
+const MAX_SHARDS: u16 = 1024;
 
 #[async_trait]
 impl Schema for PostgresStore {

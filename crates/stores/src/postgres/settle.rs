@@ -5,17 +5,19 @@
 //! either the takeover waits for the settle, or the settle waits for the takeover, looks at the
 //! row again, and is refused. Other outcomes are written in the same transaction, behind it.
 
-use std::{collections::HashSet, time::Duration};
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Key, Result,
-    limits::cut_error,
+    Result,
     store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
 };
 use sqlx::PgConnection;
 
-use super::{PostgresStore, micros, schema::MAX_SHARDS};
+use super::{
+    PostgresStore,
+    outcomes::{Failure, Outcomes, Span},
+};
 use crate::failure::failed;
 
 #[async_trait]
@@ -29,19 +31,20 @@ impl Settle for PostgresStore {
         match fence {
             Fence::Shards { owner, held } => {
                 // What the fence does not name is not written, whoever owns it.
-                let named = ShardSet::of(held.iter().map(|held| held.shard));
-                let outcomes = Outcomes::of(batch.iter().filter(|event| named.has(event.shard)));
+                let named: HashSet<u16> = held.iter().map(|held| held.shard).collect();
+                let outcomes =
+                    Outcomes::of(batch.iter().filter(|event| named.contains(&event.shard)));
                 let lease = self.settle_shards(owner, held, &outcomes, keep_sent).await?;
-                let leased = ShardSet::of(lease.iter().map(|&shard| shard as u16));
+                let leased: HashSet<u16> = lease.iter().map(|&shard| shard as u16).collect();
                 Ok(SettleReport {
                     stale_shards: held
                         .iter()
                         .map(|h| h.shard)
-                        .filter(|&s| !leased.has(s))
+                        .filter(|&s| !leased.contains(&s))
                         .collect(),
                     refused: batch
                         .iter()
-                        .filter(|event| !leased.has(event.shard))
+                        .filter(|event| !leased.contains(&event.shard))
                         .map(|event| event.sequence)
                         .collect(),
                 })
@@ -55,131 +58,6 @@ impl Settle for PostgresStore {
             }
         }
     }
-}
-
-/// Some of the shards, asked for each event of a batch.
-struct ShardSet(Vec<bool>);
-
-impl ShardSet {
-    fn of(shards: impl Iterator<Item = u16>) -> Self {
-        let mut set = vec![false; MAX_SHARDS.into()];
-        for shard in shards {
-            if let Some(has) = set.get_mut(usize::from(shard)) {
-                *has = true;
-            }
-        }
-        Self(set)
-    }
-
-    fn has(&self, shard: u16) -> bool {
-        self.0.get(usize::from(shard)).is_some_and(|has| *has)
-    }
-}
-
-/// A batch by what is to be written.
-#[derive(Default)]
-struct Outcomes<'b> {
-    sent: Vec<i64>,
-    retry: Vec<Failure<'b>>,
-    dead: Vec<Failure<'b>>,
-    held: Vec<Failure<'b>>,
-    suspect: Vec<Failure<'b>>,
-    unclaimed: Vec<i64>,
-}
-
-/// An outcome other than sent.
-struct Failure<'b> {
-    sequence: i64,
-    attempts: i32,
-    after: i64,
-    wait: &'static str,
-    lane: Option<i64>,
-    destination: &'b str,
-    error: String,
-}
-
-impl<'b> Outcomes<'b> {
-    fn of(batch: impl Iterator<Item = &'b Settlement>) -> Self {
-        let mut outcomes = Self::default();
-        for event in batch {
-            let failure = |destination, key: Option<Key>| Failure {
-                sequence: event.sequence,
-                attempts: i32::try_from(event.attempts).unwrap_or(i32::MAX),
-                after: 0,
-                wait: "retry",
-                lane: key.map(|key| key.0),
-                destination,
-                error: String::new(),
-            };
-            match &event.verdict {
-                Verdict::Sent => outcomes.sent.push(event.sequence),
-                Verdict::Retry { after, error, destination, key, replay } => {
-                    outcomes.retry.push(Failure {
-                        after: micros(*after).min(micros(LONGEST_WAIT)),
-                        wait: if *replay { "replay" } else { "retry" },
-                        error: error_text(error),
-                        ..failure(destination, *key)
-                    });
-                }
-                Verdict::Dead { error, destination, parked } => outcomes
-                    .dead
-                    .push(Failure { error: error_text(error), ..failure(destination, *parked) }),
-                Verdict::Held { destination, key } => {
-                    outcomes.held.push(failure(destination, Some(*key)));
-                }
-                Verdict::Suspect { destination, key } => {
-                    outcomes.suspect.push(failure(destination, *key));
-                }
-                Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
-            }
-        }
-        outcomes
-    }
-
-    fn only_sent(&self) -> bool {
-        self.retry.is_empty()
-            && self.dead.is_empty()
-            && self.held.is_empty()
-            && self.suspect.is_empty()
-            && self.unclaimed.is_empty()
-    }
-}
-
-/// Events that lie close together: all from the first to the last, but for a few.
-#[derive(Debug, PartialEq, Eq)]
-struct Span {
-    first: i64,
-    last: i64,
-    /// What lies between them and is not meant: others' events, and what is still under way.
-    holes: Vec<i64>,
-}
-
-impl Span {
-    /// With more holes than this it is no span: each row is compared with all of them.
-    const MOST_HOLES: usize = 64;
-
-    /// The events as a span, if they are one. They come in no order.
-    fn of(sequences: &[i64]) -> Option<Self> {
-        let (first, last) = (*sequences.iter().min()?, *sequences.iter().max()?);
-        let width = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;
-        if width > sequences.len() + Self::MOST_HOLES.min(sequences.len() / 2) {
-            return None;
-        }
-        let mut meant = vec![false; width];
-        for sequence in sequences {
-            meant[(sequence - first) as usize] = true;
-        }
-        let holes = (first..=last).zip(meant).filter(|(_, meant)| !meant).map(|(hole, _)| hole);
-        Some(Self { first, last, holes: holes.collect() })
-    }
-}
-
-/// A wait of a century is for ever enough, and still a time that PostgreSQL can hold.
-const LONGEST_WAIT: Duration = Duration::from_hours(100 * 365 * 24);
-
-/// The error as it is kept: cut, and without the one character that `text` cannot hold.
-fn error_text(error: &str) -> String {
-    cut_error(error).replace('\0', "")
 }
 
 /// The leases of the owner `$1` on the shards `$2`, locked until the transaction ends. They are only
@@ -632,27 +510,4 @@ impl PostgresStore {
 /// The relay's owner text out of a claim's token, which adds the number of the claim.
 fn owner_of(token: &str) -> &str {
     token.rsplit_once('#').map_or(token, |(owner, _)| owner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_span_is_what_it_was_made_of() {
-        let span = Span::of(&[7, 3, 4, 6, 8, 9]).unwrap();
-        assert_eq!(span, Span { first: 3, last: 9, holes: vec![5] });
-        assert_eq!(Span::of(&[5]).unwrap(), Span { first: 5, last: 5, holes: Vec::new() });
-    }
-
-    #[test]
-    fn what_lies_far_apart_is_no_span() {
-        assert_eq!(Span::of(&[]), None);
-        assert_eq!(Span::of(&[1, 4]), None);
-        assert_eq!(Span::of(&[i64::MIN, i64::MAX]), None);
-        let close: Vec<i64> = (0..1_000).filter(|n| n % 16 != 0).collect();
-        assert_eq!(Span::of(&close).unwrap().holes.len(), 62);
-        let far: Vec<i64> = (0..1_000).filter(|n| n % 8 != 0).collect();
-        assert_eq!(Span::of(&far), None);
-    }
 }

@@ -1,0 +1,140 @@
+//! What a batch is made of: outcomes by what is to be written, and whether events lie close together.
+
+use std::time::Duration;
+
+use posthaste_core::{
+    Key,
+    limits::cut_error,
+    store::{Settlement, Verdict},
+};
+
+use super::micros;
+
+/// A batch by what is to be written.
+#[derive(Default)]
+pub(super) struct Outcomes<'b> {
+    pub(super) sent: Vec<i64>,
+    pub(super) retry: Vec<Failure<'b>>,
+    pub(super) dead: Vec<Failure<'b>>,
+    pub(super) held: Vec<Failure<'b>>,
+    pub(super) suspect: Vec<Failure<'b>>,
+    pub(super) unclaimed: Vec<i64>,
+}
+
+/// An outcome other than sent.
+pub(super) struct Failure<'b> {
+    pub(super) sequence: i64,
+    pub(super) attempts: i32,
+    pub(super) after: i64,
+    pub(super) wait: &'static str,
+    pub(super) lane: Option<i64>,
+    pub(super) destination: &'b str,
+    pub(super) error: String,
+}
+
+impl<'b> Outcomes<'b> {
+    pub(super) fn of(batch: impl Iterator<Item = &'b Settlement>) -> Self {
+        let mut outcomes = Self::default();
+        for event in batch {
+            let failure = |destination, key: Option<Key>| Failure {
+                sequence: event.sequence,
+                attempts: i32::try_from(event.attempts).unwrap_or(i32::MAX),
+                after: 0,
+                wait: "retry",
+                lane: key.map(|key| key.0),
+                destination,
+                error: String::new(),
+            };
+            match &event.verdict {
+                Verdict::Sent => outcomes.sent.push(event.sequence),
+                Verdict::Retry { after, error, destination, key, replay } => {
+                    outcomes.retry.push(Failure {
+                        after: micros(*after).min(micros(LONGEST_WAIT)),
+                        wait: if *replay { "replay" } else { "retry" },
+                        error: error_text(error),
+                        ..failure(destination, *key)
+                    });
+                }
+                Verdict::Dead { error, destination, parked } => outcomes
+                    .dead
+                    .push(Failure { error: error_text(error), ..failure(destination, *parked) }),
+                Verdict::Held { destination, key } => {
+                    outcomes.held.push(failure(destination, Some(*key)));
+                }
+                Verdict::Suspect { destination, key } => {
+                    outcomes.suspect.push(failure(destination, *key));
+                }
+                Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
+            }
+        }
+        outcomes
+    }
+
+    pub(super) fn only_sent(&self) -> bool {
+        self.retry.is_empty()
+            && self.dead.is_empty()
+            && self.held.is_empty()
+            && self.suspect.is_empty()
+            && self.unclaimed.is_empty()
+    }
+}
+
+/// Events that lie close together: all from the first to the last, but for a few.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) first: i64,
+    pub(super) last: i64,
+    /// What lies between them and is not meant: others' events, and what is still under way.
+    pub(super) holes: Vec<i64>,
+}
+
+impl Span {
+    /// With more holes than this it is no span: each row is compared with all of them.
+    const MOST_HOLES: usize = 64;
+
+    /// The events as a span, if they are one. They come in no order.
+    pub(super) fn of(sequences: &[i64]) -> Option<Self> {
+        let (first, last) = (*sequences.iter().min()?, *sequences.iter().max()?);
+        let width = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;
+        if width > sequences.len() + Self::MOST_HOLES.min(sequences.len() / 2) {
+            return None;
+        }
+        let mut meant = vec![false; width];
+        for sequence in sequences {
+            meant[(sequence - first) as usize] = true;
+        }
+        let holes = (first..=last).zip(meant).filter(|(_, meant)| !meant).map(|(hole, _)| hole);
+        Some(Self { first, last, holes: holes.collect() })
+    }
+}
+
+/// A wait of a century is for ever enough, and still a time that PostgreSQL can hold.
+const LONGEST_WAIT: Duration = Duration::from_hours(100 * 365 * 24);
+
+/// The error as it is kept: cut, and without the one character that `text` cannot hold.
+fn error_text(error: &str) -> String {
+    cut_error(error).replace('\0', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_what_it_was_made_of() {
+        let span = Span::of(&[7, 3, 4, 6, 8, 9]).unwrap();
+        assert_eq!(span, Span { first: 3, last: 9, holes: vec![5] });
+        assert_eq!(Span::of(&[5]).unwrap(), Span { first: 5, last: 5, holes: Vec::new() });
+    }
+
+    #[test]
+    fn what_lies_far_apart_is_no_span() {
+        assert_eq!(Span::of(&[]), None);
+        assert_eq!(Span::of(&[1, 4]), None);
+        assert_eq!(Span::of(&[i64::MIN, i64::MAX]), None);
+        let close: Vec<i64> = (0..1_000).filter(|n| n % 16 != 0).collect();
+        assert_eq!(Span::of(&close).unwrap().holes.len(), 62);
+        let far: Vec<i64> = (0..1_000).filter(|n| n % 8 != 0).collect();
+        assert_eq!(Span::of(&far), None);
+    }
+}
