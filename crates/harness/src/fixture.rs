@@ -381,9 +381,9 @@ impl Fixture {
     /// When the database refuses.
     pub async fn clean(self) {
         if self.database != Database::Sqlite {
-            for table in Tables::ALL {
-                self.sql(&format!("drop table if exists {table}")).await;
-            }
+            with_pool!(&self.connections, pool => {
+                tables::drop_outbox(pool, &self.tables).await.expect("the outbox cannot be dropped");
+            });
         }
         with_pool!(&self.connections, pool => pool.close().await);
         let _ = fs::remove_dir_all(&self.folder);

@@ -59,8 +59,9 @@ impl Tables {
     }
 
     /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
-    /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, and `{bare}` for index names. The template is a constant of ours and
-    /// the name is validated, so nothing else can get in.
+    /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, the function `{shard_of}` of
+    /// PostgreSQL, and `{bare}` for index names. The template is a constant of ours and the name is
+    /// validated, so nothing else can get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(statement) = known.get(template) {
@@ -89,6 +90,17 @@ impl Tables {
             .replace("{audit}", &name.with_suffix("_audit"))
             .replace("{inbox}", &name.with_suffix("_inbox"))
             .replace("{idempotency}", &name.with_suffix("_idempotency"))
+            .replace("{shard_of}", &name.with_suffix("_shard_of"))
             .replace("{bare}", name.bare())
+    }
+
+    /// The statements that drop an outbox, as far as it is there, on the database that the driver calls
+    /// by this name (`sqlx::Database::NAME`).
+    pub fn drops(&self, database: &str) -> Vec<String> {
+        let tables = Self::ALL.into_iter().map(|table| format!("drop table if exists {table}"));
+        // Its trigger goes with the table.
+        let function =
+            (database == "PostgreSQL").then(|| "drop function if exists {shard_of}()".to_owned());
+        tables.chain(function).map(|template| self.fill(&template)).collect()
     }
 }

@@ -500,11 +500,37 @@ async fn an_outbox_lives_in_the_schema_of_its_name() {
     assert!(refusal.contains(&format!("create schema {schema}")), "{refusal}");
 
     sqlx::raw_sql(AssertSqlSafe(format!("create schema {schema}"))).execute(&pool).await.unwrap();
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5]);
     assert_eq!(store.check().await.unwrap(), 64);
     let drop = format!("drop schema {schema} cascade");
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
 }
+
+#[tokio::test]
+async fn shards_that_the_table_computed_stay_and_a_trigger_computes_the_next() {
+    const FIRST: &str = include_str!("../migrations/postgres/0001_outbox.sql");
+
+    let outbox = Outbox::new().await;
+    tables::drop_outbox(&outbox.pool, &outbox.tables).await.unwrap();
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, &FIRST.replace("{shard_count}", "8")).await;
+    let generated = "select is_generated = 'ALWAYS' from information_schema.columns
+        where table_name = '{bare}' and column_name = 'shard'";
+    assert!(outbox.scalar::<bool>(generated).await, "migration 1 made something else");
+    let before = outbox.commit(&[event("a"), event("b")]).await;
+    let shards: Vec<i32> = outbox.scalar(SHARDS_IN_ORDER).await;
+
+    assert_eq!(outbox.store.migrate(None).await.unwrap(), [2, 3, 4, 5]);
+    assert!(!outbox.scalar::<bool>(generated).await);
+    assert_eq!(outbox.scalar::<Vec<i32>>(SHARDS_IN_ORDER).await, shards, "no row has moved");
+    let after = outbox.commit(&[event("a"), event("b")]).await;
+    for (old, new) in before.iter().zip(&after) {
+        assert_eq!(outbox.shard_of(*new).await, outbox.shard_of(*old).await);
+    }
+    outbox.drop().await;
+}
+
+const SHARDS_IN_ORDER: &str = "select array_agg(shard order by sequence) from {events}";
 
 #[tokio::test]
 async fn connections_that_were_lost_fail_one_call_and_not_one_each() {

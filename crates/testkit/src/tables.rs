@@ -28,8 +28,8 @@ where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
     let mut connection = pool.acquire().await?;
-    for table in Tables::ALL {
-        query::<DB>(&mut connection, tables.fill(&format!("drop table if exists {table}"))).await?;
+    for sql in tables.drops(DB::NAME) {
+        query::<DB>(&mut connection, sql).await?;
     }
     Ok(())
 }

@@ -16,10 +16,8 @@ use super::{
     target::{Content, Target, failed},
 };
 
-/// What a bench makes: an outbox, and the business table of `enqueue`.
-fn all_tables() -> impl Iterator<Item = &'static str> {
-    ["{events}_orders"].into_iter().chain(Tables::ALL)
-}
+/// The business table of `enqueue`.
+const ORDERS: &str = "{events}_orders";
 
 /// A database with room for one bench.
 pub(super) struct Ground<DB: Target> {
@@ -78,7 +76,7 @@ impl<DB: Target> Ground<DB> {
     async fn refuse_taken(&self) -> Result<()> {
         let mut connection = self.connection().await?;
         for tables in [&self.tables, &self.large] {
-            for table in all_tables() {
+            for table in Tables::ALL.into_iter().chain([ORDERS]) {
                 let sql = tables.fill(&format!("select 1 from {table} where 1 = 0"));
                 match DB::execute(&mut connection, sql).await {
                     Err(error) if DB::is_missing_table(&error) => {}
@@ -166,10 +164,9 @@ impl<DB: Target> Ground<DB> {
 }
 
 async fn drop_tables<DB: Target>(connection: &mut DB::Connection, tables: &Tables) -> Result<()> {
-    for table in all_tables() {
-        DB::execute(connection, tables.fill(&format!("drop table if exists {table}")))
-            .await
-            .map_err(failed("dropping the bench's tables"))?;
+    let orders = tables.fill(&format!("drop table if exists {ORDERS}"));
+    for sql in tables.drops(DB::NAME).into_iter().chain([orders]) {
+        DB::execute(connection, sql).await.map_err(failed("dropping the bench's tables"))?;
     }
     Ok(())
 }

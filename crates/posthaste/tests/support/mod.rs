@@ -185,8 +185,8 @@ impl<DB: TestDatabase> Fixture<DB> {
                 let _ = std::fs::remove_file(name);
             }
         } else {
-            for table in posthaste::stores::Tables::ALL {
-                self.sql(&format!("drop table if exists {table}")).await;
+            for sql in self.tables.drops(DB::NAME) {
+                self.sql(&sql).await;
             }
         }
     }

@@ -10,7 +10,8 @@ create table if not exists {events} (
     xid xid8 not null default pg_current_xact_id(),
     occurred_at timestamptz not null default clock_timestamp(),
     created_at timestamptz not null default clock_timestamp(),
-    -- First 4 bytes of the MD5 of the ordering key, modulo the number of shards.
+    -- First 4 bytes of the MD5 of the ordering key, modulo the number of shards. Migration 5 lets a
+    -- trigger compute it.
     shard int not null generated always as (
         (('x' || substr(md5(
             case
@@ -26,12 +27,6 @@ create table if not exists {events} (
     attempts int not null default 0,
     replay int not null default 0,
     schema_version int not null default 1,
-    -- Nobody reads it. PostgreSQL 18 (15 does not) prepares the generated columns of a table anew with
-    -- every row that is updated, as long as the update touches no source of any of them: a mark took
-    -- ten times as long for it (measured). Every update of ours touches a source of this one.
-    waits boolean not null generated always as (
-        not_before is not null or locked_until is not null
-    ) stored,
     -- Indexed: its order must not change with the operating system's collations.
     aggregate_id varchar(255) collate "C",
     aggregate_type varchar(100) not null default '__GLOBAL__',

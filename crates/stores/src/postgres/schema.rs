@@ -8,11 +8,12 @@ use super::PostgresStore;
 use crate::failure::failed;
 
 /// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 4] = [
+pub(super) const MIGRATIONS: [(i32, &str); 5] = [
     (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
     (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/postgres/0003_audit.sql")),
     (4, include_str!("../../migrations/postgres/0004_lists.sql")),
+    (5, include_str!("../../migrations/postgres/0005_shard.sql")),
 ];
 
 /// The version that this binary knows.
@@ -190,22 +191,5 @@ fn checked_shards(shards: Option<u16>) -> Result<u16> {
         Some(count) => {
             Err(Error::invalid(format!("shards is {count}; use a number from 1 to {MAX_SHARDS}")))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    /// `waits` is there for this: see its comment in the first migration.
-    #[test]
-    fn every_update_of_an_event_touches_a_source_of_waits() {
-        let sources =
-            [include_str!("claim.rs"), include_str!("operate.rs"), include_str!("settle.rs")];
-        let mut updates = 0;
-        for update in sources.iter().flat_map(|source| source.split("update {events}").skip(1)) {
-            let set = update.split("where").next().unwrap_or_default();
-            assert!(set.contains("not_before =") || set.contains("locked_until ="), "{set}");
-            updates += 1;
-        }
-        assert!(updates >= 10, "{updates} updates were found");
     }
 }

@@ -153,8 +153,8 @@ impl<DB: Dialect> Subject<DB> {
         let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         let Ok(mut connection) = self.pool.acquire().await else { return };
         for outbox in &made {
-            for table in Tables::ALL.into_iter().chain(["{events}_business"]) {
-                let drop = outbox.fill(&format!("drop table if exists {table}"));
+            let business = outbox.fill("drop table if exists {events}_business");
+            for drop in outbox.drops(DB::NAME).into_iter().chain([business]) {
                 let _ = (self.query)(&mut connection, drop).await;
             }
         }
