@@ -109,29 +109,41 @@ impl Message<'_> {
     }
 }
 
-/// Room for the metadata of most events.
-const METADATA: usize = 8;
+/// Names of the metadata that every raw message has.
+pub(crate) const METADATA: [&str; 5] = [
+    "posthaste-id",
+    "posthaste-type",
+    "posthaste-aggregate-type",
+    "posthaste-schema-version",
+    "posthaste-occurred-at",
+];
+
+/// Names of the metadata that a raw message may have.
+const OPTIONAL: [&str; 4] =
+    ["posthaste-aggregate-id", "posthaste-tenant", "posthaste-schema-id", "posthaste-replay"];
 
 /// The metadata headers of a raw message.
 fn metadata(envelope: &Envelope) -> Vec<(Cow<'static, str>, Cow<'_, str>)> {
     let event = &envelope.event;
-    let mut headers: Vec<(Cow<'static, str>, Cow<'_, str>)> = Vec::with_capacity(METADATA);
-    headers.extend([
-        ("posthaste-id".into(), event.id().to_string().into()),
-        ("posthaste-type".into(), event.event_type().into()),
-        ("posthaste-aggregate-type".into(), event.aggregate_type().into()),
-        ("posthaste-schema-version".into(), event.schema_version().to_string().into()),
-        ("posthaste-occurred-at".into(), event.occurred_at().to_string().into()),
-    ]);
-    let replay = (envelope.replay > 0).then(|| envelope.replay.to_string());
-    let optional = [
-        ("posthaste-aggregate-id", event.aggregate_id().map(Cow::from)),
-        ("posthaste-tenant", event.tenant().map(Cow::from)),
-        ("posthaste-schema-id", event.schema_id().map(Cow::from)),
-        ("posthaste-replay", replay.map(Cow::from)),
+    let always: [Cow<'_, str>; METADATA.len()] = [
+        event.id().to_string().into(),
+        event.event_type().into(),
+        event.aggregate_type().into(),
+        event.schema_version().to_string().into(),
+        event.occurred_at().to_string().into(),
     ];
-    let given = optional.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
-    headers.extend(given);
+    let replay = (envelope.replay > 0).then(|| envelope.replay.to_string());
+    let optional: [Option<Cow<'_, str>>; OPTIONAL.len()] = [
+        event.aggregate_id().map(Cow::from),
+        event.tenant().map(Cow::from),
+        event.schema_id().map(Cow::from),
+        replay.map(Cow::from),
+    ];
+    let mut headers: Vec<(Cow<'static, str>, Cow<'_, str>)> =
+        Vec::with_capacity(METADATA.len() + OPTIONAL.len());
+    headers.extend(METADATA.into_iter().map(Cow::from).zip(always));
+    let given = OPTIONAL.into_iter().zip(optional);
+    headers.extend(given.filter_map(|(name, value)| Some((name.into(), value?))));
     headers
 }
 
