@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, asked, quick, soon, until};
 use posthaste::{
     Event, Outbox,
     relay::Relay,
@@ -227,16 +227,14 @@ async fn a_relay_that_starts_while_its_broker_is_down_waits_for_it() {
     on.enqueue(events).await;
     relay.start().await.unwrap();
     until(&relay, "the breaker to open", |stats| stats.breakers_open == 1).await;
-    let seen = soon("the report", async {
-        loop {
-            let relays = on.store.relays().await.unwrap();
-            if let Some(open) = relays.iter().find_map(|relay| relay.breakers.first()) {
-                return open.clone();
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let mut seen = None;
+    asked("the report", async || {
+        let relays = on.store.relays().await.unwrap();
+        seen = relays.into_iter().find_map(|relay| relay.breakers.into_iter().next());
+        seen.is_some()
     })
     .await;
+    let seen = seen.unwrap();
     assert_eq!(seen.destination, "redis");
     assert!(seen.error.contains("refused"), "{seen:?}");
     server.start().await;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, asked, quick, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Failure, Status,
@@ -318,15 +318,10 @@ async fn a_breaker_is_reported_as_half_open_while_its_destination_is_tried() {
     on.enqueue(vec![of("Left", 1, 1)]).await;
     relay.start().await.unwrap();
     let reported = async |state: Option<&str>| {
-        soon("a report", async {
-            loop {
-                let relays = on.store.relays().await.unwrap();
-                let breaker = relays.iter().find_map(|relay| relay.breakers.first());
-                if breaker.map(|breaker| breaker.state.as_str()) == state {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        asked("a report", async || {
+            let relays = on.store.relays().await.unwrap();
+            let breaker = relays.iter().find_map(|relay| relay.breakers.first());
+            breaker.map(|breaker| breaker.state.as_str()) == state
         })
         .await;
     };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
-use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, asked, event, quick, soon, until};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste::{
     Event, Inbox, metric,
@@ -52,12 +52,7 @@ fn value(outbox: &str, name: &str) -> Option<f64> {
 }
 
 async fn becomes(outbox: &str, name: &str, wanted: f64) {
-    soon(name, async {
-        while value(outbox, name) != Some(wanted) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    asked(name, async || value(outbox, name) == Some(wanted)).await;
 }
 
 fn busy<DB: TestDatabase>(on: &Fixture<DB>) -> Config {
@@ -215,12 +210,7 @@ async fn an_old_event_makes_a_relay_unready_until_it_is_delivered<DB: TestDataba
     let relay = on.relay(transport.clone(), config);
     assert!(relay.health().live && !relay.health().ready, "it is not started");
     let becomes = async |ready: bool| {
-        soon("a change of health", async {
-            while relay.health().ready != ready {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        asked("a change of health", async || relay.health().ready == ready).await;
     };
     let destination = Pausable::Destination("memory".to_owned());
     on.store.pause(&destination, "test", None).await.unwrap();

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, asked, event, quick, soon, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Key, Status,
@@ -78,12 +78,7 @@ fn numbers(transport: &MemoryTransport, key: &str) -> Vec<usize> {
 
 /// Waits until the event is held, so that nothing of it can be in memory.
 async fn held<DB: TestDatabase>(on: &Fixture<DB>, event: &Event) {
-    soon("a hold", async {
-        while on.record(event.id()).await.wait != Some(Wait::Held) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    asked("a hold", async || on.record(event.id()).await.wait == Some(Wait::Held)).await;
 }
 
 async fn a_paused_outbox_keeps_everything_through_a_restart_and_goes_on_in_order<
@@ -215,12 +210,7 @@ async fn a_relay_that_is_switched_off_delivers_nothing_and_is_in_nobodys_way<DB:
     soon("delivery", transport.wait_for(10)).await;
     assert_eq!(works.stats().shards_owned, works.stats().shards);
     assert!(relay.stats().paused && unused.delivered().is_empty());
-    soon("health", async {
-        while !relay.health().ready {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    asked("health", async || relay.health().ready).await;
     relay.stop().await.unwrap();
     works.stop().await.unwrap();
 }
@@ -350,12 +340,7 @@ async fn a_paused_key_waits_where_rows_are_claimed<DB: TestDatabase>(on: &Fixtur
     let one = event("k", 1);
     on.enqueue(vec![one.clone(), event("other", 1)]).await;
     soon("the other key", transport.wait_for(1)).await;
-    soon("giving it back", async {
-        while on.record(one.id()).await.wait != Some(Wait::Retry) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    asked("giving it back", async || on.record(one.id()).await.wait == Some(Wait::Retry)).await;
     assert_eq!(transport.delivered().len(), 1);
     resume(on, &key).await;
     soon("the key", transport.wait_for(2)).await;

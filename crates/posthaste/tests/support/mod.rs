@@ -186,7 +186,7 @@ impl<DB: TestDatabase> Fixture<DB> {
             }
         } else {
             for sql in self.tables.drops(DB::NAME) {
-                self.sql(&sql).await;
+                DB::run(&self.pool, sql).await;
             }
         }
     }
@@ -220,6 +220,16 @@ pub async fn until(relay: &Relay, what: &str, reached: impl FnMut(&Stats) -> boo
 /// Waits for a future that must not hang.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} hung"))
+}
+
+/// Asks until the answer is yes: for what nobody announces, such as a row that another process writes.
+pub async fn asked(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    soon(what, async {
+        while !ask().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }
 
 /// Everything that is logged, whoever logs it.
