@@ -1,6 +1,6 @@
 //! What a batch is made of: outcomes by what is to be written, and whether events lie close together.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use posthaste_core::{
     Key,
@@ -79,12 +79,15 @@ impl<'b> Outcomes<'b> {
     }
 }
 
-/// Events that lie close together: all from the first to the last, but for a few.
+/// Events that lie close together: all from the first to the last, but for a gap and a few.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) first: i64,
     pub(super) last: i64,
-    /// What lies between them and is not meant: others' events, and what is still under way.
+    /// The longest stretch between them of which nothing is meant: mostly a batch that was sent
+    /// before the last of these and is answered after it. Empty if there is none.
+    pub(super) gap: Range<i64>,
+    /// What else lies between them and is not meant: others' events, and what is still under way.
     pub(super) holes: Vec<i64>,
 }
 
@@ -96,15 +99,27 @@ impl Span {
     pub(super) fn of(sequences: &[i64]) -> Option<Self> {
         let (first, last) = (*sequences.iter().min()?, *sequences.iter().max()?);
         let width = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;
-        if width > sequences.len() + Self::MOST_HOLES.min(sequences.len() / 2) {
+        let most_holes = Self::MOST_HOLES.min(sequences.len() / 2);
+        // The gap is walked over as well: it is no longer than what is meant.
+        if width > 2 * sequences.len() + most_holes {
             return None;
         }
         let mut meant = vec![false; width];
         for sequence in sequences {
             meant[(sequence - first) as usize] = true;
         }
-        let holes = (first..=last).zip(meant).filter(|(_, meant)| !meant).map(|(hole, _)| hole);
-        Some(Self { first, last, holes: holes.collect() })
+        let mut gap = 0..0;
+        let mut start = 0;
+        for stretch in meant.chunk_by(|one, next| one == next) {
+            if !stretch[0] && stretch.len() > gap.len() {
+                gap = start..start + stretch.len();
+            }
+            start += stretch.len();
+        }
+        let hole = |place: &usize| !meant[*place] && !gap.contains(place);
+        let holes: Vec<i64> = (0..width).filter(hole).map(|place| first + place as i64).collect();
+        let gap = first + gap.start as i64..first + gap.end as i64;
+        (holes.len() <= most_holes).then_some(Self { first, last, gap, holes })
     }
 }
 
@@ -122,19 +137,30 @@ mod tests {
 
     #[test]
     fn a_span_is_what_it_was_made_of() {
-        let span = Span::of(&[7, 3, 4, 6, 8, 9]).unwrap();
-        assert_eq!(span, Span { first: 3, last: 9, holes: vec![5] });
-        assert_eq!(Span::of(&[5]).unwrap(), Span { first: 5, last: 5, holes: Vec::new() });
+        let span = Span::of(&[7, 3, 4, 10, 8, 11]).unwrap();
+        assert_eq!(span, Span { first: 3, last: 11, gap: 5..7, holes: vec![9] });
+        let one = Span { first: 5, last: 5, gap: 5..5, holes: Vec::new() };
+        assert_eq!(Span::of(&[5]).unwrap(), one);
+    }
+
+    #[test]
+    fn a_batch_that_is_answered_later_is_a_gap() {
+        let around: Vec<i64> = (1..=256).chain(513..=768).collect();
+        let span = Span::of(&around).unwrap();
+        assert_eq!((span.first, span.last, span.gap), (1, 768, 257..513));
+        assert_eq!(span.holes, Vec::<i64>::new());
     }
 
     #[test]
     fn what_lies_far_apart_is_no_span() {
         assert_eq!(Span::of(&[]), None);
-        assert_eq!(Span::of(&[1, 4]), None);
+        assert_eq!(Span::of(&[1, 7]), None);
         assert_eq!(Span::of(&[i64::MIN, i64::MAX]), None);
         let close: Vec<i64> = (0..1_000).filter(|n| n % 16 != 0).collect();
-        assert_eq!(Span::of(&close).unwrap().holes.len(), 62);
+        assert_eq!(Span::of(&close).unwrap().holes.len(), 61);
         let far: Vec<i64> = (0..1_000).filter(|n| n % 8 != 0).collect();
         assert_eq!(Span::of(&far), None);
+        let two_gaps: Vec<i64> = (0..100).chain(200..300).chain(370..470).collect();
+        assert_eq!(Span::of(&two_gaps), None);
     }
 }

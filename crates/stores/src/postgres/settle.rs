@@ -155,11 +155,12 @@ macro_rules! each {
     };
 }
 
-/// All events from `$7` to `$8` but `$4`: one walk along the index, where [`each`] starts at its root
+/// All events from `$7` to `$8` but those from `$9` to before `$10`, and `$4`: one walk along the index, where [`each`] starts at its root
 /// for every event, which is a quarter of the time of a mark (measured).
 macro_rules! span {
     () => {
-        "e.sequence between $7 and $8 and e.sequence <> all($4)"
+        "e.sequence between $7 and $8 and (e.sequence < $9 or e.sequence >= $10)
+            and e.sequence <> all($4)"
     };
 }
 
@@ -265,7 +266,9 @@ impl PostgresStore {
                 .bind(alone)
                 .bind(all_or_nothing);
             let query = match &span {
-                Some(span) => query.bind(span.first).bind(span.last),
+                Some(Span { first, last, gap, .. }) => {
+                    query.bind(first).bind(last).bind(gap.start).bind(gap.end)
+                }
                 None => query,
             };
             lease = query.fetch_one(&mut *connection).await.map_err(failed("settling"))?;

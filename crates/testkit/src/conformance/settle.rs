@@ -54,14 +54,21 @@ pub async fn a_large_batch_is_settled_as_one<DB: Dialect>(subject: &Subject<DB>)
 /// What lies between the events of a batch is not settled with them, whether they are kept or deleted:
 /// it can be another's, or still under way.
 pub async fn what_lies_between_is_not_settled<DB: Dialect>(subject: &Subject<DB>) {
+    let others: [fn(usize) -> bool; 4] = [
+        |place| place % 2 == 1,
+        |place| place % 10 == 5,
+        |place| place % 100 == 50,
+        // A batch that was sent in the middle of these and is not answered yet.
+        |place| (100..200).contains(&place) || place == 250,
+    ];
     for keep_sent in [true, false] {
-        for step in [2, 10, 100] {
+        for other in others {
             let outbox = subject.outbox().await;
             outbox.enqueue(&events(300)).await;
             let mut owner = outbox.owner().await;
             let rows = owner.poll().await;
             let (between, mut delivered): (Vec<_>, Vec<_>) =
-                rows.into_iter().enumerate().partition(|(place, _)| place % step == step / 2);
+                rows.into_iter().enumerate().partition(|(place, _)| other(*place));
             delivered.reverse();
             let rows: Vec<_> = delivered.into_iter().map(|(_, row)| row).collect();
             let report = outbox.store.settle(&owner.fence(), &sent(&rows), keep_sent).await;
