@@ -46,13 +46,14 @@
 //! accepted, and that is what the transport declares.
 
 mod config;
+mod connect;
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::PoisonError,
     time::{Duration, Instant},
 };
 
@@ -63,29 +64,22 @@ use posthaste_core::{
     transport::{Capabilities, Outcome, Transport},
 };
 use rdkafka::{
-    ClientConfig, ClientContext,
-    config::{FromClientConfigAndContext, RDKafkaLogLevel},
     error::{KafkaError, RDKafkaErrorCode as Code},
     message::{Header, OwnedHeaders},
-    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer as _, PurgeConfig},
+    producer::{DeliveryFuture, FutureRecord, Producer as _},
 };
 use tokio::task::spawn_blocking;
 
 use crate::connection::Connection;
 
 pub use self::config::{Compression, KafkaConfig, Sasl};
+use self::connect::{Live, Producer, SLICE};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce_";
 
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
-
-/// How long the client library is asked at a time whether it has found the cluster.
-const SLICE: Duration = Duration::from_millis(50);
-
-/// All brokers are gone only after this time: a host may have a second address that works.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The library looks for what timed out once a second; a report that is later than this is lost.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
@@ -94,104 +88,6 @@ const REPORT_DELAY: Duration = Duration::from_secs(2);
 pub struct Kafka {
     config: KafkaConfig,
     connection: Connection<Live>,
-}
-
-type Producer = FutureProducer<Watcher>;
-
-/// A producer that has found its cluster.
-struct Live {
-    /// Taken when this is dropped.
-    producer: Option<Producer>,
-    /// Puts each message into a batch of its own; made when the server first called one too large.
-    lonely: Mutex<Option<Producer>>,
-    watcher: Watcher,
-}
-
-/// What the library told of its brokers. It names brokers, not messages; its log may quote anything
-/// and is not kept.
-#[derive(Clone, Default)]
-struct Watcher(Arc<Mutex<Trouble>>);
-
-#[derive(Clone, Copy, Default)]
-struct Trouble {
-    /// When the last broker was lost.
-    gone: Option<Instant>,
-    /// When a broker was lost or did not answer.
-    failed: Option<Instant>,
-    /// What trying again does not mend.
-    reason: Option<Reason>,
-    fatal: bool,
-    /// Whether a message failed in a way that the producer has to make good: it goes on under a new
-    /// epoch, which not every server takes.
-    spent: bool,
-}
-
-#[derive(Clone, Copy)]
-enum Reason {
-    Login,
-    Tls,
-    Name,
-}
-
-impl Watcher {
-    fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ClientContext for Watcher {
-    fn log(&self, _: RDKafkaLogLevel, _: &str, _: &str) {}
-
-    fn error(&self, error: KafkaError, _: &str) {
-        let mut trouble = self.trouble();
-        match error.rdkafka_error_code() {
-            Some(Code::AllBrokersDown) => trouble.gone = trouble.gone.or(Some(Instant::now())),
-            Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
-                trouble.reason = Some(Reason::Login);
-            }
-            Some(Code::SSL) => trouble.reason = Some(Reason::Tls),
-            Some(Code::Resolve) => trouble.reason = Some(Reason::Name),
-            Some(Code::Fatal) => trouble.fatal = true,
-            _ => {}
-        }
-        trouble.failed = Some(Instant::now());
-    }
-}
-
-impl Live {
-    fn producer(&self) -> Option<&Producer> {
-        self.producer.as_ref()
-    }
-
-    fn is_fatal(&self) -> bool {
-        self.watcher.trouble().fatal
-            || self.producer().is_some_and(|producer| producer.client().fatal_error().is_some())
-    }
-
-    fn is_alive(&self) -> bool {
-        let trouble = *self.watcher.trouble();
-        trouble.gone.is_none()
-            && !trouble.spent
-            && !matches!(trouble.reason, Some(Reason::Login))
-            && !self.is_fatal()
-    }
-
-    /// Forgets all messages: none is sent behind our back once its outcome is told.
-    fn forget(&self) {
-        let lonely = self.lonely.lock().unwrap_or_else(PoisonError::into_inner);
-        for producer in self.producer().into_iter().chain(&*lonely) {
-            producer.purge(PurgeConfig::default().queue().inflight());
-        }
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        let lonely = self.lonely.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let producers = (self.producer.take(), lonely);
-        // Ending a producer waits for its threads, which is nothing for an asynchronous one.
-        let _ = std::thread::Builder::new().spawn(move || drop(producers));
-    }
 }
 
 /// What became of one message.
@@ -208,57 +104,6 @@ impl Kafka {
         // One slice more, so that our own words come first.
         let connection = Connection::new(config.common.connect_timeout + 4 * SLICE);
         Ok(Self { config, connection })
-    }
-
-    async fn live(&self) -> Result<Arc<Live>, String> {
-        self.connection.live(Live::is_alive, async || self.connect().await).await
-    }
-
-    fn make(client: &ClientConfig, watcher: &Watcher) -> Result<Producer, String> {
-        // The library's words are about its configuration, which may hold a password.
-        Producer::from_config_and_context(client, watcher.clone())
-            .map_err(|_| "the Kafka client cannot be made: check ca_file and hosts".to_owned())
-    }
-
-    /// Makes a producer and waits until it has found the cluster.
-    async fn connect(&self) -> Result<Live, String> {
-        let begun = Instant::now();
-        let watcher = Watcher::default();
-        let producer = Self::make(&self.config.client(), &watcher)?;
-        let live = Live { producer: Some(producer.clone()), lonely: Mutex::default(), watcher };
-        loop {
-            let client = producer.clone();
-            let found = spawn_blocking(move || {
-                let asked = Instant::now();
-                let cluster = client.client().fetch_cluster_id(SLICE);
-                // An answer without an id comes at once, no answer takes all the time.
-                cluster.is_some() || asked.elapsed() < SLICE / 2
-            });
-            if found.await.unwrap_or_default() {
-                return Ok(live);
-            }
-            let trouble = *live.watcher.trouble();
-            let final_reason = matches!(trouble.reason, Some(Reason::Login | Reason::Tls));
-            let gone = trouble.gone.is_some_and(|since| since.elapsed() >= PATIENCE);
-            if final_reason || gone || begun.elapsed() >= self.config.common.connect_timeout {
-                return Err(self.cannot_connect(trouble));
-            }
-        }
-    }
-
-    fn cannot_connect(&self, trouble: Trouble) -> String {
-        let place = self.config.place();
-        match trouble.reason {
-            Some(Reason::Login) => {
-                format!("Kafka at {place} refused the login: check its user and password")
-            }
-            Some(Reason::Tls) => format!(
-                "no TLS connection to Kafka at {place}: its certificate is not trusted, or it speaks no TLS"
-            ),
-            Some(Reason::Name) => format!("Kafka at {place}: the host's name is not known"),
-            None if trouble.failed.is_some() => format!("no connection to Kafka at {place}"),
-            None => format!("Kafka at {place} does not answer"),
-        }
     }
 
     /// Hands one event to the producer.

@@ -26,11 +26,9 @@
 //! with both.
 
 mod config;
+mod connect;
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -39,35 +37,21 @@ use posthaste_core::{
     transport::{Capabilities, Outcome, Transport},
 };
 use rumqttc::{
-    AsyncClient, ConnAck, ConnectReturnCode, ConnectionError, DisconnectReasonCode, Event,
-    EventLoop, MqttOptions, Packet, PubAckReason, PubCompReason, PubRecReason, Publish,
-    PublishNoticeError, PublishOptions, PublishProperties, PublishResult, QoS, StateError,
-    TlsConfiguration,
+    PubAckReason, PubCompReason, PubRecReason, Publish, PublishNoticeError, PublishOptions,
+    PublishProperties, PublishResult, QoS,
 };
-use tokio::{
-    task::AbortHandle,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
-use crate::{
-    connection::{Connection, connect_any},
-    tls,
-    url::Common,
-};
+use crate::{connection::Connection, tls};
 
 pub use self::config::MqttConfig;
+use self::connect::{End, Link};
 
 /// CloudEvents attributes have no prefix in MQTT.
 const PREFIX: &str = "";
 
 /// Messages of one batch. How many are under way is the server's to say (receive maximum).
 const MAX_BATCH: usize = 256;
-
-/// In seconds: a peer that vanished is noticed after twice that.
-const KEEP_ALIVE: u16 = 10;
-
-/// What MQTT's own length field can tell.
-const LARGEST_PACKET: usize = 268_435_455;
 
 /// The longest text in a packet, in bytes.
 const LONGEST_TEXT: usize = 65_535;
@@ -79,33 +63,6 @@ pub struct Mqtt {
     client_id: String,
     tls: Option<Arc<rustls::ClientConfig>>,
     connection: Connection<Link>,
-}
-
-/// A live connection. It does not mend itself: once it ends, the next publish makes another one.
-struct Link {
-    client: AsyncClient,
-    at: String,
-    largest: usize,
-    receive_maximum: u16,
-    ended: Ended,
-    // Reads and writes for the client; ended when the link is dropped.
-    driver: AbortHandle,
-}
-
-/// Why a connection ended, once it has.
-type Ended = Arc<OnceLock<End>>;
-
-#[derive(Debug, Clone)]
-struct End {
-    why: String,
-    /// Whether a message of ours may be the reason.
-    blames_message: bool,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
 }
 
 /// An event, ready for the wire.
@@ -158,86 +115,6 @@ impl Mqtt {
             .unwrap_or_else(|| format!("posthaste-{:012x}", fastrand::u64(..1 << 48)));
         let connection = Connection::new(config.common.connect_timeout);
         Ok(Self { config, qos, client_id, tls, connection })
-    }
-
-    /// A connection that lives, as far as one can know.
-    async fn link(&self) -> Result<Arc<Link>, String> {
-        let alive = |link: &Link| link.ended.get().is_none();
-        self.connection.live(alive, async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Link, String> {
-        let Common { connect_timeout, .. } = self.config.common;
-        let connect_to = |host, port| self.connect_to(host, port);
-        connect_any(&self.config.hosts, connect_timeout, connect_to).await
-    }
-
-    async fn connect_to(&self, host: &str, port: u16) -> Result<Link, String> {
-        let name = host.trim_matches(['[', ']']);
-        let mut options = MqttOptions::new(self.client_id.clone(), (name, port));
-        options
-            .set_clean_start(true)
-            .set_keep_alive(KEEP_ALIVE)
-            .set_connect_timeout(self.config.common.connect_timeout);
-        match (&self.config.user, &self.config.password) {
-            (Some(user), Some(password)) => {
-                options.set_credentials(user.clone(), password.expose().to_owned());
-            }
-            (Some(user), None) => {
-                options.set_username(user.clone());
-            }
-            (None, Some(password)) => {
-                options.set_password(password.expose().to_owned());
-            }
-            (None, None) => {}
-        }
-        if let Some(tls) = &self.tls {
-            let tls = TlsConfiguration::Rustls(Arc::clone(tls));
-            options.set_transport(rumqttc::Transport::tls_with_config(tls));
-        }
-        let (client, mut driver) = AsyncClient::builder(options)
-            .capacity(MAX_BATCH)
-            .try_build()
-            .map_err(|_| "the client cannot be set up".to_owned())?;
-        let found = loop {
-            match driver.poll().await {
-                Ok(Event::Incoming(Packet::ConnAck(found))) => break found,
-                Ok(_) => {}
-                Err(error) => return Err(end_of(&error).why),
-            }
-        };
-        self.accept(&found)?;
-        let properties = found.properties.as_ref();
-        let ended = Ended::default();
-        let driver = tokio::spawn(drive(driver, Arc::clone(&ended))).abort_handle();
-        Ok(Link {
-            client,
-            at: format!("{host}:{port}"),
-            largest: properties
-                .and_then(|properties| properties.max_packet_size)
-                .map_or(LARGEST_PACKET, |size| LARGEST_PACKET.min(size as usize)),
-            receive_maximum: properties
-                .and_then(|properties| properties.receive_max)
-                .unwrap_or(u16::MAX),
-            ended,
-            driver,
-        })
-    }
-
-    /// Whether the server can do what was configured.
-    fn accept(&self, found: &ConnAck) -> Result<(), String> {
-        let Some(properties) = &found.properties else {
-            return Ok(());
-        };
-        if let Some(qos) = properties.max_qos
-            && qos < self.config.qos
-        {
-            return Err(format!("the server takes at most QoS {qos}"));
-        }
-        if self.config.retain && properties.retain_available == Some(0) {
-            return Err("the server keeps no retained messages".to_owned());
-        }
-        Ok(())
     }
 
     /// Publishes these events. What has an answer gets its outcome; the others are left, and the
@@ -386,70 +263,6 @@ impl Mqtt {
         }
         Ok(Outgoing { place, topic: topic.to_owned(), properties, body: message.body })
     }
-}
-
-impl Link {
-    /// Why it ended. The client notices a moment before the reason is written down.
-    async fn end(&self) -> End {
-        for _ in 0..100 {
-            if let Some(end) = self.ended.get() {
-                return end.clone();
-            }
-            tokio::task::yield_now().await;
-        }
-        End { why: "the connection is lost".to_owned(), blames_message: false }
-    }
-}
-
-/// Reads and writes until the connection ends, and says why it did.
-async fn drive(mut driver: EventLoop, ended: Ended) {
-    loop {
-        if let Err(error) = driver.poll().await {
-            // Before the driver goes, and with it whatever waits for an acknowledgement.
-            let _ = ended.set(end_of(&error));
-            return;
-        }
-    }
-}
-
-/// What happened to a connection, in words of our own: the server's may quote what it was sent.
-fn end_of(error: &ConnectionError) -> End {
-    let mut blames_message = false;
-    let why = match error {
-        ConnectionError::ConnectionRefused(code)
-        | ConnectionError::MqttState(StateError::ConnFail { reason: code }) => match code {
-            ConnectReturnCode::BadUserNamePassword | ConnectReturnCode::NotAuthorized => {
-                "authentication failed: the server does not know this user or password".to_owned()
-            }
-            code => format!("the server refused the connection ({code:?})"),
-        },
-        ConnectionError::MqttState(StateError::ServerDisconnect { reason_code, .. }) => {
-            blames_message = matches!(
-                reason_code,
-                DisconnectReasonCode::MalformedPacket
-                    | DisconnectReasonCode::ProtocolError
-                    | DisconnectReasonCode::ImplementationSpecificError
-                    | DisconnectReasonCode::TopicNameInvalid
-                    | DisconnectReasonCode::PacketTooLarge
-                    | DisconnectReasonCode::PayloadFormatInvalid
-            );
-            format!("the server ended the connection ({reason_code:?})")
-        }
-        ConnectionError::MqttState(StateError::OutgoingPacketTooLarge { max, .. }) => {
-            blames_message = true;
-            format!("a packet was too large, the server takes {max} bytes")
-        }
-        ConnectionError::MqttState(StateError::Io(error)) | ConnectionError::Io(error) => {
-            format!("no connection: {}", error.kind())
-        }
-        ConnectionError::MqttState(StateError::AwaitPingResp) => "the server is silent".to_owned(),
-        ConnectionError::Tls(_) => {
-            "no connection: TLS failed or the certificate is no good".to_owned()
-        }
-        ConnectionError::Timeout(_) => "no connection in time".to_owned(),
-        _ => "the connection is lost".to_owned(),
-    };
-    End { why, blames_message }
 }
 
 #[async_trait]

@@ -16,7 +16,8 @@ use posthaste_core::{Envelope, transport::Outcome};
 use tokio::time::Instant;
 
 use super::{
-    Live, Nats,
+    Nats,
+    connect::Live,
     inbox::{Answer, Inbox},
 };
 use crate::turns::Turns;

@@ -21,20 +21,14 @@
 
 mod batch;
 mod config;
+mod connect;
 mod inbox;
 
-use std::{borrow::Cow, fmt, io, pin::pin, time::Duration};
+use std::{borrow::Cow, fmt, pin::pin};
 
 use async_nats::{
-    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, HeaderName, Message,
-    PublishErrorKind,
-    connection::State,
-    header,
-    jetstream::{
-        self, ErrorCode,
-        context::{Context, CreateStreamErrorKind, GetStreamErrorKind},
-        stream,
-    },
+    HeaderMap, HeaderName, Message, PublishErrorKind, header,
+    jetstream::{ErrorCode, context::GetStreamErrorKind},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -47,18 +41,20 @@ use posthaste_core::{
     transport::{Acceptance, Capabilities, Outcome, Transport},
 };
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::Semaphore,
     time::{Instant, timeout_at},
 };
 
 use crate::{
     connection::Connection,
     message::{METADATA, MessageFormat, percent_encoded},
-    tls,
 };
 
 pub use self::config::NatsConfig;
-use self::inbox::{Answer, Inbox, NOBODY, NOT_JETSTREAM};
+use self::{
+    connect::Live,
+    inbox::{Answer, Inbox, NOBODY, NOT_JETSTREAM},
+};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce-";
@@ -72,9 +68,6 @@ const MAX_BATCHED: usize = 1_000;
 /// Most such batches under way: a stream may take no more than 50, from all relays together.
 const MAX_BATCHES: usize = 8;
 
-/// A silent connection is asked whether it lives.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-
 /// Publishes to JetStream and waits for the stream's acknowledgement of each event.
 pub struct Nats {
     config: NatsConfig,
@@ -85,31 +78,6 @@ pub struct Nats {
     batches: Semaphore,
 }
 
-/// A connection that is given up as soon as it breaks: while the client reconnects by itself it
-/// takes messages and cannot say what becomes of them.
-struct Live {
-    client: Client,
-    /// False once the connection broke; the client's event callback writes it.
-    alive: watch::Receiver<bool>,
-}
-
-impl Live {
-    /// For what is not published.
-    fn jetstream(&self) -> Context {
-        jetstream::new(self.client.clone())
-    }
-
-    fn is_alive(&self) -> bool {
-        *self.alive.borrow() && self.client.connection_state() == State::Connected
-    }
-
-    /// Waits until the connection breaks.
-    async fn died(&self) {
-        // An error means that the client itself is gone.
-        let _ = self.alive.clone().wait_for(|alive| !alive).await;
-    }
-}
-
 impl Nats {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: NatsConfig) -> Result<Self> {
@@ -118,110 +86,6 @@ impl Nats {
         let connection = Connection::new(config.common.connect_timeout);
         let form = form(&config);
         Ok(Self { config, connection, form, batches: Semaphore::new(MAX_BATCHES) })
-    }
-
-    async fn live(&self) -> Result<std::sync::Arc<Live>, String> {
-        self.connection.live(Live::is_alive, async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Live, String> {
-        let config = &self.config;
-        let (died, alive) = watch::channel(true);
-        let mut options = Self::login(config)
-            .map_err(|error| error.to_string())?
-            .name("posthaste")
-            // So that one that does not answer leaves time for the others.
-            .connection_timeout(config.common.connect_timeout / config.hosts.len() as u32)
-            .ping_interval(PING_INTERVAL)
-            .ignore_discovered_servers()
-            // Each server once: then it ends and `Connection` decides when to try again.
-            .max_reconnects(config.hosts.len())
-            .event_callback(move |event| {
-                if matches!(event, Event::Disconnected | Event::Closed) {
-                    died.send_replace(false);
-                }
-                std::future::ready(())
-            });
-        if config.tls || config.ca_file.is_some() {
-            options = options
-                .require_tls(config.tls)
-                .tls_client_config(tls::client_config(config.ca_file.as_deref())?);
-        }
-        let client = options
-            .connect(config.addresses())
-            .await
-            .map_err(|error| self.cannot_connect(&error))?;
-        let live = Live { client, alive };
-        if config.batched && !live.client.is_server_compatible(2, 14, 0) {
-            return Err(format!(
-                "NATS at {} knows no batches; they need 2.14 or later",
-                config.place()
-            ));
-        }
-        if config.create_stream {
-            self.create_stream(&live.jetstream()).await?;
-        }
-        Ok(live)
-    }
-
-    fn login(config: &NatsConfig) -> Result<ConnectOptions> {
-        let options = ConnectOptions::new();
-        Ok(if let (Some(user), Some(password)) = (&config.user, &config.password) {
-            options.user_and_password(user.clone(), password.expose().to_owned())
-        } else if let Some(token) = &config.token {
-            options.token(token.expose().to_owned())
-        } else if let Some(nkey) = &config.nkey {
-            options.nkey(nkey.expose().to_owned())
-        } else if let Some(credentials) = &config.credentials {
-            // The parser wants the line break at the end, which secrets from files have lost.
-            options
-                .credentials(&format!("{}\n", credentials.expose()))
-                .map_err(|_| Error::invalid("the NATS credentials hold no JWT and nkey"))?
-        } else {
-            options
-        })
-    }
-
-    fn cannot_connect(&self, error: &ConnectError) -> String {
-        let place = self.config.place();
-        let io = std::error::Error::source(error)
-            .and_then(|source| source.downcast_ref::<io::Error>())
-            .map(io::Error::kind);
-        match error.kind() {
-            ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-                format!("NATS at {place} refused the login: check its user, password or token")
-            }
-            ConnectErrorKind::Dns => format!("NATS at {place}: the host's name is not known"),
-            ConnectErrorKind::Tls => format!("NATS at {place}: no TLS connection"),
-            ConnectErrorKind::TimedOut => format!("NATS at {place} does not answer"),
-            ConnectErrorKind::ServerParse => format!("NATS at {place}: the host is no host's name"),
-            _ => match io {
-                // What TLS cannot read or does not trust comes as invalid data.
-                Some(io::ErrorKind::InvalidData) if self.config.tls => {
-                    format!(
-                        "no TLS connection to NATS at {place}: its certificate is not trusted, or it speaks no TLS"
-                    )
-                }
-                Some(kind) => format!("no connection to NATS at {place}: {kind}"),
-                None => format!("no connection to NATS at {place}: it closed the connection"),
-            },
-        }
-    }
-
-    async fn create_stream(&self, jetstream: &Context) -> Result<(), String> {
-        let Some(name) = &self.config.stream else { return Ok(()) };
-        let stream = stream::Config {
-            name: name.clone(),
-            subjects: self.config.subjects.clone(),
-            allow_batch_publish: self.config.batched,
-            ..stream::Config::default()
-        };
-        jetstream.get_or_create_stream(stream).await.map(drop).map_err(|error| match error.kind() {
-            CreateStreamErrorKind::JetStream(error) => {
-                format!("stream {name} cannot be created: JetStream error {}", error.error_code().0)
-            }
-            _ => format!("stream {name} cannot be created: JetStream does not answer"),
-        })
     }
 
     /// The event as NATS carries it, or why it cannot.
