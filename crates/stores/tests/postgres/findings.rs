@@ -1,0 +1,97 @@
+//! Causes in the database that doctor names.
+
+use jiff::{SignedDuration, Timestamp};
+use posthaste_core::store::{Diagnose, Finding, Level};
+use posthaste_stores::{Tables, postgres::PostgresStore};
+use sqlx::{AssertSqlSafe, postgres::PgPoolOptions};
+
+use crate::support::{Outbox, event};
+
+async fn finding(store: &PostgresStore, check: &str) -> Finding {
+    let findings = store.diagnose().await.unwrap();
+    let found = findings.into_iter().find(|finding| finding.check == check);
+    found.unwrap_or_else(|| panic!("{check} was not checked"))
+}
+
+#[tokio::test]
+async fn settings_that_were_changed_are_found_and_the_statement_mends_them() {
+    let outbox = Outbox::new().await;
+    assert_eq!(finding(&outbox.store, "storage").await.level, Level::Ok);
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let change = "alter table {events} reset (autovacuum_vacuum_threshold), set (fillfactor = 100)";
+    outbox.execute(&mut connection, change).await;
+    let odd = finding(&outbox.store, "storage").await;
+    assert_eq!(odd.level, Level::Warning);
+    assert!(odd.text.contains("fillfactor=48"), "{}", odd.text);
+    outbox.execute(&mut connection, &odd.mend.unwrap()).await;
+    assert_eq!(finding(&outbox.store, "storage").await.level, Level::Ok);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn privileges_that_are_missing_are_named_with_the_grant_that_gives_them() {
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let role = format!("role_{}", outbox.tables.name().bare());
+    // The account that asks has all privileges; it takes on a role that has few.
+    outbox.execute(&mut connection, &format!("create role {role}")).await;
+    outbox.execute(&mut connection, &format!("grant {role} to current_user")).await;
+    for table in Tables::ALL {
+        outbox.execute(&mut connection, &format!("grant select on {table} to {role}")).await;
+    }
+    let set_role = AssertSqlSafe(format!("set role {role}"));
+    let limited = PgPoolOptions::new().max_connections(1);
+    let limited = limited.connect_with((*outbox.pool.connect_options()).clone()).await.unwrap();
+    sqlx::query(set_role).execute(&limited).await.unwrap();
+    let limited = PostgresStore::new(limited, outbox.tables.clone());
+
+    let lacking = finding(&limited, "privileges").await;
+    assert_eq!(lacking.level, Level::Problem);
+    let events = outbox.tables.fill("update, delete on {events}");
+    assert!(lacking.text.contains(&events) && lacking.text.contains(&role), "{}", lacking.text);
+    outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
+    let lacking = finding(&limited, "privileges").await;
+    assert_eq!(lacking.level, Level::Note, "it relays, and cannot operate: {}", lacking.text);
+    outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
+    assert_eq!(finding(&limited, "privileges").await.level, Level::Ok);
+
+    limited.pool().close().await;
+    outbox.execute(&mut connection, &format!("drop owned by {role}; drop role {role}")).await;
+    drop(connection);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn listening_through_a_transaction_pooler_is_found_out() {
+    let outbox = Outbox::new().await;
+    assert_eq!(finding(&outbox.store, "listen").await.level, Level::Ok);
+    let url = std::env::var("POSTHASTE_TEST_PGBOUNCER")
+        .expect("POSTHASTE_TEST_PGBOUNCER names a pooler; scripts/servers starts one");
+    let swallowed = outbox.store.clone().with_listen_url(url);
+    let lost = finding(&swallowed, "listen").await;
+    assert_eq!(lost.level, Level::Warning);
+    assert!(lost.mend.unwrap().contains("listen_url"));
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn an_open_transaction_is_told_with_its_session() {
+    let outbox = Outbox::new().await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let pid: i32 =
+        sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *open).await.unwrap();
+    let session = format!("(pid {pid})");
+    let seen = async || {
+        let open = outbox.store.open_transactions(1_000).await.unwrap();
+        open.into_iter().find(|transaction| transaction.who.ends_with(&session))
+    };
+    assert!(seen().await.is_none(), "it has written nothing");
+    outbox.enqueue(&mut open, &[event("a")]).await;
+    let transaction = seen().await.expect("it has written");
+    assert_eq!(transaction.state, "idle in transaction");
+    let age = Timestamp::now().duration_since(transaction.since.unwrap());
+    assert!(age.abs() < SignedDuration::from_mins(1), "{age:?}");
+    open.commit().await.unwrap();
+    assert!(seen().await.is_none(), "it is over");
+    outbox.drop().await;
+}

@@ -1,0 +1,108 @@
+//! PostgreSQL: what every store must do, and what only this one promises.
+
+mod commits;
+mod cost;
+mod findings;
+mod support;
+
+use posthaste_core::{
+    TableName,
+    store::{Read, Schema, Wake},
+};
+use posthaste_stores::{Tables, postgres::PostgresStore};
+use posthaste_testkit::{conformance::Subject, tables};
+use sqlx::{AssertSqlSafe, Postgres};
+use uuid::Uuid;
+
+use self::support::{Outbox, SHARDS, event, pool, soon};
+
+async fn subject() -> Option<Subject<Postgres>> {
+    Some(Subject::new(pool(12).await))
+}
+
+posthaste_testkit::store_conformance!(subject);
+
+#[tokio::test]
+async fn an_outbox_lives_in_the_schema_of_its_name() {
+    let pool = pool(4).await;
+    let schema = format!("ph_{:016x}", Uuid::now_v7().as_u128() as u64);
+    let name: TableName = format!("{schema}.outbox").parse().unwrap();
+    let store = PostgresStore::new(pool.clone(), Tables::new(name));
+    let refusal = store.migrate(None).await.unwrap_err().to_string();
+    assert!(refusal.contains(&format!("create schema {schema}")), "{refusal}");
+
+    sqlx::raw_sql(AssertSqlSafe(format!("create schema {schema}"))).execute(&pool).await.unwrap();
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5]);
+    assert_eq!(store.check().await.unwrap(), 64);
+    let drop = format!("drop schema {schema} cascade");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn shards_that_the_table_computed_stay_and_a_trigger_computes_the_next() {
+    const FIRST: &str = include_str!("../../migrations/postgres/0001_outbox.sql");
+
+    let outbox = Outbox::new().await;
+    tables::drop_outbox(&outbox.pool, &outbox.tables).await.unwrap();
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, &FIRST.replace("{shard_count}", "8")).await;
+    let generated = "select is_generated = 'ALWAYS' from information_schema.columns
+        where table_name = '{bare}' and column_name = 'shard'";
+    assert!(outbox.scalar::<bool>(generated).await, "migration 1 made something else");
+    let before = outbox.commit(&[event("a"), event("b")]).await;
+    let shards: Vec<i32> = outbox.scalar(SHARDS_IN_ORDER).await;
+
+    assert_eq!(outbox.store.migrate(None).await.unwrap(), [2, 3, 4, 5]);
+    assert!(!outbox.scalar::<bool>(generated).await);
+    assert_eq!(outbox.scalar::<Vec<i32>>(SHARDS_IN_ORDER).await, shards, "no row has moved");
+    let after = outbox.commit(&[event("a"), event("b")]).await;
+    for (old, new) in before.iter().zip(&after) {
+        assert_eq!(outbox.shard_of(*new).await, outbox.shard_of(*old).await);
+    }
+    outbox.drop().await;
+}
+
+const SHARDS_IN_ORDER: &str = "select array_agg(shard order by sequence) from {events}";
+
+#[tokio::test]
+async fn connections_that_were_lost_fail_one_call_and_not_one_each() {
+    let outbox = Outbox::new().await;
+    let read = || outbox.store.read_due(&SHARDS, 10);
+    // Several at once, each on a connection of its own, which are kept.
+    let (a, b, c) = tokio::join!(read(), read(), read());
+    a.and(b).and(c).unwrap();
+    let kill = "select pg_terminate_backend(pid, 10000) from pg_stat_activity
+                where query like $1 and pid <> pg_backend_pid()";
+    let killed = sqlx::query(kill)
+        .bind(format!("%not_before%{}%", outbox.tables.name().bare()))
+        .fetch_all(&outbox.pool)
+        .await
+        .unwrap();
+    assert!(killed.len() > 1, "{} connections", killed.len());
+
+    let error = read().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    read().await.expect("the others were not tried one after the other");
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_listener_that_lost_its_connection_says_so() {
+    let outbox = Outbox::new().await;
+    let mut listener = outbox.store.listen().await.unwrap().expect("PostgreSQL can listen");
+    outbox.store.notify().await.unwrap();
+    soon(listener.wait()).await.expect("the notification arrives");
+
+    let channel = outbox.tables.name().channel();
+    let kill = "select pg_terminate_backend(pid) from pg_stat_activity where query like $1
+                and pid <> pg_backend_pid()";
+    let killed = sqlx::query(kill)
+        .bind(format!("%LISTEN%{channel}%"))
+        .fetch_all(&outbox.pool)
+        .await
+        .unwrap();
+    assert_eq!(killed.len(), 1);
+    let error = soon(listener.wait()).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    outbox.drop().await;
+}
