@@ -26,6 +26,8 @@ mod wake;
 
 mod source;
 
+mod read;
+
 mod claim;
 
 mod shards;

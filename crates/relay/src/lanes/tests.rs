@@ -1,5 +1,4 @@
-//! Lanes against a model of the database: any schedule of reads, outcomes, settles and crashes
-//! loses nothing and keeps order.
+//! Lanes: what goes when, what waits for what, and what is written of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,6 +17,8 @@ use posthaste_core::{
 
 use super::*;
 
+mod outage;
+mod pause;
 mod schedule;
 
 fn one() -> Vec<DestinationRules> {
@@ -72,6 +73,22 @@ fn open(on_dead: OnDead) -> Lanes {
     let mut lanes = Lanes::new(rules(on_dead, false));
     lanes.open_shard(0, None);
     lanes
+}
+
+fn keys(count: u8) -> Lanes {
+    let mut lanes = open(OnDead::Skip);
+    for key in 1..=count {
+        lanes.offer(row(i64::from(key), key), Origin::Cold, None, now());
+    }
+    lanes
+}
+
+fn later(millis: u64) -> Instant {
+    now() + Duration::from_millis(millis)
+}
+
+fn state(lanes: &Lanes) -> &'static str {
+    lanes.breakers()[0].state
 }
 
 fn dispatch(lanes: &mut Lanes) -> Vec<i64> {
@@ -360,135 +377,6 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
 }
 
-fn keys(count: u8) -> Lanes {
-    let mut lanes = open(OnDead::Skip);
-    for key in 1..=count {
-        lanes.offer(row(i64::from(key), key), Origin::Cold, None, now());
-    }
-    lanes
-}
-
-fn later(millis: u64) -> Instant {
-    now() + Duration::from_millis(millis)
-}
-
-fn state(lanes: &Lanes) -> &'static str {
-    lanes.breakers()[0].state
-}
-
-#[test]
-fn two_keys_that_cannot_be_reached_open_the_breaker_and_no_attempt_is_counted() {
-    let mut lanes = keys(3);
-    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
-    lanes.published(vec![(1, Outcome::unavailable("down"))], now());
-    assert_eq!(state(&lanes), "closed", "one may be its own failure");
-    lanes.published(vec![(2, Outcome::unavailable("down"))], now());
-    assert_eq!(state(&lanes), "open");
-    lanes.published(vec![(3, Outcome::retry("no answer"))], now());
-    assert!(settle(&mut lanes).is_empty(), "nothing is written: nothing has happened to them");
-    assert_eq!(lanes.in_memory(), 0);
-    assert_eq!(lanes.take_skipped(), [(0, 1)]);
-    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
-    assert_eq!(lanes.feed(), Feed::Stands);
-}
-
-#[test]
-fn an_event_that_fails_while_a_later_one_is_accepted_is_counted_against_itself() {
-    let mut lanes = keys(1);
-    dispatch(&mut lanes);
-    lanes.offer(row(2, 2), Origin::Cold, None, now());
-    lanes.published(vec![(1, Outcome::unavailable("this one not"))], now());
-    assert_eq!(dispatch(&mut lanes), [2]);
-    lanes.published(vec![(2, Outcome::Delivered)], now());
-    let written = lanes.next_settlements(10);
-    assert_eq!(written[1].settlement.attempts, 1);
-    assert!(matches!(written[1].settlement.verdict, Verdict::Retry { .. }));
-    assert_eq!(state(&lanes), "closed");
-}
-
-#[test]
-fn an_answer_to_what_was_sent_before_a_failure_proves_nothing() {
-    let mut lanes = keys(10);
-    assert_eq!(dispatch(&mut lanes).len(), 10);
-    lanes.published(vec![(2, Outcome::retry("no answer"))], now());
-    // Accepted before the destination went down, perhaps.
-    lanes.published(vec![(1, Outcome::Delivered)], now());
-    assert_eq!(settle(&mut lanes), [(1, Verdict::Sent)], "2 is not decided yet");
-    for sequence in 3..10 {
-        lanes.published(vec![(sequence, Outcome::retry("no answer"))], now());
-    }
-    assert_eq!(state(&lanes), "closed", "seven in a row may be chance");
-    lanes.published(vec![(10, Outcome::retry("no answer"))], now());
-    assert_eq!(state(&lanes), "open");
-    assert!(settle(&mut lanes).is_empty(), "nothing is counted");
-}
-
-#[test]
-fn two_poisoned_keys_alone_are_counted_and_not_taken_for_an_outage() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(vec![(1, Outcome::retry("no")), (2, Outcome::retry("no"))], now());
-    assert_eq!(state(&lanes), "closed");
-    let written = lanes.next_settlements(10);
-    assert_eq!(written.iter().map(|one| one.settlement.attempts).collect::<Vec<_>>(), [1, 1]);
-}
-
-#[test]
-fn a_failure_with_nobody_else_around_is_its_own() {
-    let mut lanes = keys(1);
-    dispatch(&mut lanes);
-    lanes.published(vec![(1, Outcome::retry("no"))], now());
-    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
-    assert_eq!(state(&lanes), "closed");
-}
-
-#[test]
-fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
-    lanes.take_skipped();
-    let page = || vec![row(1, 1), row(2, 2), row(3, 1)];
-    assert!(lanes.wake_breakers(later(99)).is_some(), "not yet");
-    assert!(lanes.wake_breakers(later(100)).is_none());
-    assert!(
-        !lanes.catch_up(0, page(), later(100)),
-        "the cursor stays: only one of them is in hand"
-    );
-    assert_eq!(dispatch(&mut lanes), [1]);
-    lanes.published(vec![(1, Outcome::retry("still down"))], later(100));
-    assert!(lanes.wake_breakers(later(299)).is_some(), "twice as long");
-    lanes.wake_breakers(later(300));
-    lanes.catch_up(0, page(), later(300));
-    assert_eq!(dispatch(&mut lanes), [2], "another key");
-    lanes.published(vec![(2, Outcome::Delivered)], later(300));
-    assert_eq!(state(&lanes), "closed");
-    // Not fed like the others before its own cursor has caught up.
-    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
-    assert!(lanes.catch_up(0, page(), later(300)));
-    assert_eq!(dispatch(&mut lanes), [1]);
-    lanes.caught_up(0);
-    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
-}
-
-#[test]
-fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
-    let due = Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
-    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
-    let written = lanes.next_settlements(10);
-    assert_eq!(written[0].settlement.attempts, 4);
-    assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }));
-}
-
 #[test]
 fn events_of_one_key_fly_together_where_the_destination_takes_them_so() {
     let rules = Rules {
@@ -529,153 +417,6 @@ fn an_event_without_a_route_dies_and_its_key_goes_on() {
     assert!(lanes.next_batch(1, 10, i64::MAX).0.is_empty());
     let written = settle(&mut lanes);
     assert!(matches!(&written[0], (1, Verdict::Dead { error, .. }) if error == "no route"));
-}
-
-fn pause_key(lanes: &mut Lanes, key: u8) {
-    lanes.pause(&BTreeSet::from([Key(i64::from(key))]), &BTreeSet::new(), now());
-}
-
-fn resume(lanes: &mut Lanes) {
-    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
-}
-
-#[test]
-fn a_paused_key_is_held_and_comes_back_in_order() {
-    let mut lanes = open(OnDead::Skip);
-    for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
-        lanes.offer(row(sequence, key), Origin::Cold, None, now());
-    }
-    assert_eq!(dispatch(&mut lanes), [1, 3]);
-    pause_key(&mut lanes, 1);
-    lanes.published(vec![(1, Outcome::Delivered), (3, Outcome::Delivered)], now());
-    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None, now()), Offered::Held);
-    assert!(dispatch(&mut lanes).is_empty());
-    let written = settle(&mut lanes);
-    assert_eq!(written.iter().filter(|(_, v)| matches!(v, Verdict::Held { .. })).count(), 2);
-    assert_eq!(lanes.in_memory(), 0);
-    assert!(lanes.next_releases().is_empty());
-    assert!(lanes.is_idle(), "a pause is no work left to do");
-    resume(&mut lanes);
-    let (lane, _) = lanes.next_releases().pop().unwrap();
-    let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
-    lanes.released(lane, Some(vec![held(2), held(4)]), now());
-    for sequence in [2, 4] {
-        assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.published(vec![(sequence, Outcome::Delivered)], now());
-    }
-}
-
-#[test]
-fn what_blocked_a_lane_is_held_with_the_others_when_its_key_is_paused() {
-    let mut lanes = open(OnDead::Skip);
-    lanes.offer(row(1, 1), Origin::Cold, None, now());
-    dispatch(&mut lanes);
-    lanes.published(vec![(1, Outcome::retry("no"))], now());
-    settle(&mut lanes);
-    pause_key(&mut lanes, 1);
-    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
-    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
-    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Held { .. })]));
-    resume(&mut lanes);
-    assert_eq!(lanes.next_releases().len(), 1);
-}
-
-#[test]
-fn a_lane_that_an_earlier_owner_held_stays_so_while_its_key_is_paused() {
-    let mut lanes = open(OnDead::Skip);
-    pause_key(&mut lanes, 1);
-    let held =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: false };
-    lanes.block(0, &held);
-    assert!(lanes.next_releases().is_empty());
-    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Held);
-    settle(&mut lanes);
-    assert!(lanes.next_releases().is_empty());
-    resume(&mut lanes);
-    assert_eq!(lanes.next_releases().len(), 1);
-}
-
-#[test]
-fn a_replay_of_a_paused_key_is_written_back_and_stays_a_replay() {
-    let mut lanes = open(OnDead::Skip);
-    let replay = || Fetched { wait: Some(Wait::Replay), ..row(1, 1) };
-    lanes.offer(replay(), Origin::Due, None, now());
-    pause_key(&mut lanes, 1);
-    assert!(dispatch(&mut lanes).is_empty());
-    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { replay: true, .. })]));
-    assert_eq!(lanes.offer(replay(), Origin::Due, None, now()), Offered::Held);
-}
-
-#[test]
-fn a_paused_destination_takes_nothing_is_not_tried_and_burns_nothing() {
-    let mut lanes = keys(2);
-    assert_eq!(lanes.next_batch(0, 1, i64::MAX).0[0].sequence, 1);
-    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
-    assert!(dispatch(&mut lanes).is_empty());
-    lanes.published(vec![(1, Outcome::retry("no"))], now());
-    assert!(settle(&mut lanes).is_empty(), "nothing has happened to it");
-    assert_eq!((lanes.in_memory(), lanes.feed()), (0, Feed::Stands));
-    assert_eq!(lanes.take_skipped(), [(0, 1)]);
-    assert!(lanes.wake_breakers(later(100_000)).is_none());
-    assert!(!lanes.wants_probe(0));
-    assert_eq!((state(&lanes), lanes.breakers_open()), ("closed", 0));
-    resume(&mut lanes);
-    assert!(lanes.catch_up(0, vec![row(1, 1), row(2, 2)], now()));
-    assert_eq!(dispatch(&mut lanes), [1, 2]);
-}
-
-#[test]
-fn under_global_everything_waits_behind_a_paused_key() {
-    let mut lanes = Lanes::new(rules(OnDead::Skip, true));
-    lanes.open_shard(0, None);
-    for sequence in 1..=3 {
-        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
-    }
-    assert_eq!(dispatch(&mut lanes), [1]);
-    pause_key(&mut lanes, 2);
-    lanes.published(vec![(1, Outcome::Delivered)], now());
-    assert!(dispatch(&mut lanes).is_empty());
-    resume(&mut lanes);
-    assert_eq!(dispatch(&mut lanes), [2]);
-}
-
-#[test]
-fn under_global_everything_waits_behind_an_event_of_a_paused_destination() {
-    let named = |name: &str| DestinationRules { name: name.to_owned(), together: true };
-    let rules = Rules {
-        destinations: vec![named("left"), named("right")],
-        route: Some(Box::new(|envelope| {
-            let destination = u16::from(envelope.sequence == 2);
-            Ok(Routed { destination, topic: None })
-        })),
-        ..rules(OnDead::Skip, true)
-    };
-    let mut lanes = Lanes::new(rules);
-    lanes.open_shard(0, None);
-    for sequence in 1..=3 {
-        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
-    }
-    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["right"]), now());
-    assert_eq!(dispatch(&mut lanes), [1], "what follows is another destination's");
-    lanes.published(vec![(1, Outcome::Delivered)], now());
-    assert!(dispatch(&mut lanes).is_empty() && lanes.next_batch(1, 9, i64::MAX).0.is_empty());
-    assert!(lanes.stands_behind_a_pause());
-    resume(&mut lanes);
-    assert!(!lanes.stands_behind_a_pause());
-    assert_eq!(lanes.next_batch(1, 9, i64::MAX).0[0].sequence, 2);
-}
-
-#[test]
-fn claimed_rows_of_a_paused_key_are_given_back() {
-    let mut lanes = Lanes::new(Rules { unordered: true, ..rules(OnDead::Skip, false) });
-    let lease = Arc::new(RowLease { token: "r#1".to_owned() });
-    for sequence in 1..=2 {
-        lanes.offer(row(sequence, sequence as u8), Origin::Cold, Some(&lease), now());
-    }
-    pause_key(&mut lanes, 1);
-    assert_eq!(dispatch(&mut lanes), [2]);
-    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
-    assert_eq!(lanes.offer(row(3, 1), Origin::Cold, Some(&lease), now()), Offered::Held);
 }
 
 #[test]

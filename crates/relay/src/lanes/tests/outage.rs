@@ -1,0 +1,116 @@
+//! Failures that are an event's own, and failures of its destination.
+
+use super::*;
+
+#[test]
+fn two_keys_that_cannot_be_reached_open_the_breaker_and_no_attempt_is_counted() {
+    let mut lanes = keys(3);
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    lanes.published(vec![(1, Outcome::unavailable("down"))], now());
+    assert_eq!(state(&lanes), "closed", "one may be its own failure");
+    lanes.published(vec![(2, Outcome::unavailable("down"))], now());
+    assert_eq!(state(&lanes), "open");
+    lanes.published(vec![(3, Outcome::retry("no answer"))], now());
+    assert!(settle(&mut lanes).is_empty(), "nothing is written: nothing has happened to them");
+    assert_eq!(lanes.in_memory(), 0);
+    assert_eq!(lanes.take_skipped(), [(0, 1)]);
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
+    assert_eq!(lanes.feed(), Feed::Stands);
+}
+
+#[test]
+fn an_event_that_fails_while_a_later_one_is_accepted_is_counted_against_itself() {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.offer(row(2, 2), Origin::Cold, None, now());
+    lanes.published(vec![(1, Outcome::unavailable("this one not"))], now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    let written = lanes.next_settlements(10);
+    assert_eq!(written[1].settlement.attempts, 1);
+    assert!(matches!(written[1].settlement.verdict, Verdict::Retry { .. }));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn an_answer_to_what_was_sent_before_a_failure_proves_nothing() {
+    let mut lanes = keys(10);
+    assert_eq!(dispatch(&mut lanes).len(), 10);
+    lanes.published(vec![(2, Outcome::retry("no answer"))], now());
+    // Accepted before the destination went down, perhaps.
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert_eq!(settle(&mut lanes), [(1, Verdict::Sent)], "2 is not decided yet");
+    for sequence in 3..10 {
+        lanes.published(vec![(sequence, Outcome::retry("no answer"))], now());
+    }
+    assert_eq!(state(&lanes), "closed", "seven in a row may be chance");
+    lanes.published(vec![(10, Outcome::retry("no answer"))], now());
+    assert_eq!(state(&lanes), "open");
+    assert!(settle(&mut lanes).is_empty(), "nothing is counted");
+}
+
+#[test]
+fn two_poisoned_keys_alone_are_counted_and_not_taken_for_an_outage() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, Outcome::retry("no")), (2, Outcome::retry("no"))], now());
+    assert_eq!(state(&lanes), "closed");
+    let written = lanes.next_settlements(10);
+    assert_eq!(written.iter().map(|one| one.settlement.attempts).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn a_failure_with_nobody_else_around_is_its_own() {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    lanes.take_skipped();
+    let page = || vec![row(1, 1), row(2, 2), row(3, 1)];
+    assert!(lanes.wake_breakers(later(99)).is_some(), "not yet");
+    assert!(lanes.wake_breakers(later(100)).is_none());
+    assert!(
+        !lanes.catch_up(0, page(), later(100)),
+        "the cursor stays: only one of them is in hand"
+    );
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::retry("still down"))], later(100));
+    assert!(lanes.wake_breakers(later(299)).is_some(), "twice as long");
+    lanes.wake_breakers(later(300));
+    lanes.catch_up(0, page(), later(300));
+    assert_eq!(dispatch(&mut lanes), [2], "another key");
+    lanes.published(vec![(2, Outcome::Delivered)], later(300));
+    assert_eq!(state(&lanes), "closed");
+    // Not fed like the others before its own cursor has caught up.
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Ignored);
+    assert!(lanes.catch_up(0, page(), later(300)));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.caught_up(0);
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
+}
+
+#[test]
+fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
+    let written = lanes.next_settlements(10);
+    assert_eq!(written[0].settlement.attempts, 4);
+    assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }));
+}

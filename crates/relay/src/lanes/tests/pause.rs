@@ -1,0 +1,150 @@
+//! Keys and destinations that an operator has paused.
+
+use super::*;
+
+fn pause_key(lanes: &mut Lanes, key: u8) {
+    lanes.pause(&BTreeSet::from([Key(i64::from(key))]), &BTreeSet::new(), now());
+}
+
+fn resume(lanes: &mut Lanes) {
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+}
+
+#[test]
+fn a_paused_key_is_held_and_comes_back_in_order() {
+    let mut lanes = open(OnDead::Skip);
+    for (sequence, key) in [(1, 1), (2, 1), (3, 2)] {
+        lanes.offer(row(sequence, key), Origin::Cold, None, now());
+    }
+    assert_eq!(dispatch(&mut lanes), [1, 3]);
+    pause_key(&mut lanes, 1);
+    lanes.published(vec![(1, Outcome::Delivered), (3, Outcome::Delivered)], now());
+    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None, now()), Offered::Held);
+    assert!(dispatch(&mut lanes).is_empty());
+    let written = settle(&mut lanes);
+    assert_eq!(written.iter().filter(|(_, v)| matches!(v, Verdict::Held { .. })).count(), 2);
+    assert_eq!(lanes.in_memory(), 0);
+    assert!(lanes.next_releases().is_empty());
+    assert!(lanes.is_idle(), "a pause is no work left to do");
+    resume(&mut lanes);
+    let (lane, _) = lanes.next_releases().pop().unwrap();
+    let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
+    lanes.released(lane, Some(vec![held(2), held(4)]), now());
+    for sequence in [2, 4] {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
+    }
+}
+
+#[test]
+fn what_blocked_a_lane_is_held_with_the_others_when_its_key_is_paused() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    settle(&mut lanes);
+    pause_key(&mut lanes, 1);
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Held { .. })]));
+    resume(&mut lanes);
+    assert_eq!(lanes.next_releases().len(), 1);
+}
+
+#[test]
+fn a_lane_that_an_earlier_owner_held_stays_so_while_its_key_is_paused() {
+    let mut lanes = open(OnDead::Skip);
+    pause_key(&mut lanes, 1);
+    let held =
+        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: false };
+    lanes.block(0, &held);
+    assert!(lanes.next_releases().is_empty());
+    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Held);
+    settle(&mut lanes);
+    assert!(lanes.next_releases().is_empty());
+    resume(&mut lanes);
+    assert_eq!(lanes.next_releases().len(), 1);
+}
+
+#[test]
+fn a_replay_of_a_paused_key_is_written_back_and_stays_a_replay() {
+    let mut lanes = open(OnDead::Skip);
+    let replay = || Fetched { wait: Some(Wait::Replay), ..row(1, 1) };
+    lanes.offer(replay(), Origin::Due, None, now());
+    pause_key(&mut lanes, 1);
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { replay: true, .. })]));
+    assert_eq!(lanes.offer(replay(), Origin::Due, None, now()), Offered::Held);
+}
+
+#[test]
+fn a_paused_destination_takes_nothing_is_not_tried_and_burns_nothing() {
+    let mut lanes = keys(2);
+    assert_eq!(lanes.next_batch(0, 1, i64::MAX).0[0].sequence, 1);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert!(dispatch(&mut lanes).is_empty());
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    assert!(settle(&mut lanes).is_empty(), "nothing has happened to it");
+    assert_eq!((lanes.in_memory(), lanes.feed()), (0, Feed::Stands));
+    assert_eq!(lanes.take_skipped(), [(0, 1)]);
+    assert!(lanes.wake_breakers(later(100_000)).is_none());
+    assert!(!lanes.wants_probe(0));
+    assert_eq!((state(&lanes), lanes.breakers_open()), ("closed", 0));
+    resume(&mut lanes);
+    assert!(lanes.catch_up(0, vec![row(1, 1), row(2, 2)], now()));
+    assert_eq!(dispatch(&mut lanes), [1, 2]);
+}
+
+#[test]
+fn under_global_everything_waits_behind_a_paused_key() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, true));
+    lanes.open_shard(0, None);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+    }
+    assert_eq!(dispatch(&mut lanes), [1]);
+    pause_key(&mut lanes, 2);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert!(dispatch(&mut lanes).is_empty());
+    resume(&mut lanes);
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn under_global_everything_waits_behind_an_event_of_a_paused_destination() {
+    let named = |name: &str| DestinationRules { name: name.to_owned(), together: true };
+    let rules = Rules {
+        destinations: vec![named("left"), named("right")],
+        route: Some(Box::new(|envelope| {
+            let destination = u16::from(envelope.sequence == 2);
+            Ok(Routed { destination, topic: None })
+        })),
+        ..rules(OnDead::Skip, true)
+    };
+    let mut lanes = Lanes::new(rules);
+    lanes.open_shard(0, None);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+    }
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["right"]), now());
+    assert_eq!(dispatch(&mut lanes), [1], "what follows is another destination's");
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert!(dispatch(&mut lanes).is_empty() && lanes.next_batch(1, 9, i64::MAX).0.is_empty());
+    assert!(lanes.stands_behind_a_pause());
+    resume(&mut lanes);
+    assert!(!lanes.stands_behind_a_pause());
+    assert_eq!(lanes.next_batch(1, 9, i64::MAX).0[0].sequence, 2);
+}
+
+#[test]
+fn claimed_rows_of_a_paused_key_are_given_back() {
+    let mut lanes = Lanes::new(Rules { unordered: true, ..rules(OnDead::Skip, false) });
+    let lease = Arc::new(RowLease { token: "r#1".to_owned() });
+    for sequence in 1..=2 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, Some(&lease), now());
+    }
+    pause_key(&mut lanes, 1);
+    assert_eq!(dispatch(&mut lanes), [2]);
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
+    assert_eq!(lanes.offer(row(3, 1), Origin::Cold, Some(&lease), now()), Offered::Held);
+}
