@@ -90,10 +90,10 @@ fn relay_and_client_are_compared_in_a_small_run_at_every_broker() {
         assert_eq!((&figures["events"], &figures["window"]), (&500.into(), &64.into()));
         let concurrency = figures["concurrency"].as_u64().unwrap();
         assert_eq!(concurrency * figures["max_batch"].as_u64().unwrap(), 64, "{figures}");
-        for figure in [&figures["relay_per_s"], &figures["ratio"], &figures["clients"][0]["per_s"]]
-        {
-            assert!(figure.as_f64().is_some_and(|v| v > 0.0), "{broker}: {figures}");
+        for figure in ["relay_per_s", "ratio", "by_hand_per_s", "by_hand_ratio"] {
+            assert!(figures[figure].as_f64().is_some_and(|v| v > 0.0), "{broker}: {figures}");
         }
+        assert!(figures["clients"][0]["per_s"].as_f64().is_some_and(|v| v > 0.0), "{figures}");
         assert!(figures["hot_key_ratio"].is_null(), "{figures}");
         assert!(folder.is_empty());
     }
@@ -108,6 +108,7 @@ fn a_hot_key_is_compared_with_one_event_at_a_time() {
     assert_eq!(figures["keys"], 1);
     let ratio = figures["hot_key_ratio"].as_f64().unwrap();
     assert!(ratio > 1.0 && figures["one_by_one_per_s"].as_f64().is_some(), "{figures}");
+    assert!(figures["by_hand_ratio"].is_null(), "it does not keep the key's order: {figures}");
 }
 
 #[test]

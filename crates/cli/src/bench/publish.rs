@@ -3,6 +3,8 @@
 //! Relay and client publish the same messages, to a place at the broker that is made anew for each
 //! run. Both make each message when its turn comes, and have as many that are not acknowledged. The
 //! client has its events in memory already; the relay reads them from the database and marks them.
+//! How much of that any outbox would cost shows a third one: the client between the relay's own reads
+//! and marks, and nothing else.
 
 use std::{
     sync::Arc,
@@ -21,7 +23,7 @@ use super::{
     args::PublishArgs,
     clients::{Broker, Client},
     ground::Ground,
-    process,
+    process, raw,
     relayed::{self, Counted},
     report::{
         Report, median, median_ratio, medians, per_second, progress, rate, rounded, thousands,
@@ -32,6 +34,9 @@ use super::{
 
 /// Into how many batches a window is divided at least.
 pub(super) const BATCHES: usize = 4;
+
+/// What any outbox has to do here, in a few words.
+const BY_HAND: &str = "reads, client, marks by hand";
 
 #[derive(Serialize)]
 struct Figures<'f> {
@@ -55,6 +60,10 @@ struct Figures<'f> {
     relay_per_s: f64,
     /// To the first of the clients.
     ratio: Option<f64>,
+    /// The first of the clients between the relay's own statements.
+    by_hand_per_s: Option<f64>,
+    by_hand_ratio: Option<f64>,
+    by_hand_cpu_us_per_event: Option<f64>,
     one_by_one_per_s: Option<f64>,
     /// The relay to the relay one by one, on one key.
     hot_key_ratio: Option<f64>,
@@ -62,6 +71,7 @@ struct Figures<'f> {
     relay_cpu_us_per_event: Option<f64>,
     clients: Vec<Bare<'f>>,
     relay_runs: Vec<f64>,
+    by_hand_runs: Vec<f64>,
     one_by_one_runs: Vec<f64>,
 }
 
@@ -109,7 +119,8 @@ pub(super) async fn run<DB: Target>(
     } else {
         envelopes(ground, broker, args.events).await?
     };
-    let (mut relay, mut one_by_one) = (Side::default(), Side::default());
+    let (mut relay, mut by_hand) = (Side::default(), Side::default());
+    let mut one_by_one = Side::default();
     let mut bare: Vec<Side> = broker.clients.iter().map(|_| Side::default()).collect();
     for pair in 1..=args.pairs {
         let say = |who: &str, side: &Side| {
@@ -123,6 +134,10 @@ pub(super) async fn run<DB: Target>(
             publish(args, ground, broker, limits, &mut one_by_one).await?;
             say("relay, one by one", &one_by_one);
         }
+        if !broker.clients.is_empty() && !args.hot_key && !args.one_by_one {
+            publish_by_hand(args, ground, broker, &mut by_hand).await?;
+            say(BY_HAND, &by_hand);
+        }
         for (client, bare) in broker.clients.iter().zip(&mut bare) {
             client.make().await?;
             let (cpu, started) = (process::cpu(), Instant::now());
@@ -132,7 +147,7 @@ pub(super) async fn run<DB: Target>(
             say(client.name(), bare);
         }
     }
-    Ok(report(args, ground, broker, &found, [&relay, &one_by_one], &bare))
+    Ok(report(args, ground, broker, &found, [&relay, &by_hand, &one_by_one], &bare))
 }
 
 /// The very events of the relay, for the client.
@@ -211,6 +226,24 @@ async fn publish<DB: Target>(
     }
 }
 
+/// One run of the client between the relay's own statements, on fresh tables.
+async fn publish_by_hand<DB: Target>(
+    args: &PublishArgs,
+    ground: &Ground<DB>,
+    broker: &Broker,
+    side: &mut Side,
+) -> Result<()> {
+    let Some(client) = broker.clients.first() else { return Ok(()) };
+    ground.refill(&ground.tables, args.events).await?;
+    client.make().await?;
+    let cpu = process::cpu();
+    let window = args.window as usize;
+    let elapsed =
+        raw::published(ground, args.events, args.delete, client, &broker.topic, window).await?;
+    side.add(args.events, elapsed, cpu);
+    complete(&**client, args.events).await
+}
+
 /// Who published less than all was not measured.
 async fn complete(client: &dyn Client, events: u64) -> Result<()> {
     let there = client.count().await?;
@@ -225,7 +258,7 @@ fn report<DB: Target>(
     ground: &Ground<DB>,
     broker: &Broker,
     found: &str,
-    [relay, one_by_one]: [&Side; 2],
+    [relay, by_hand, one_by_one]: [&Side; 3],
     bare: &[Side],
 ) -> Report {
     let middle = |side: &Side| median(&side.per_s).map(f64::round);
@@ -256,11 +289,15 @@ fn report<DB: Target>(
         one_by_one: args.one_by_one,
         relay_per_s: middle(relay).unwrap_or_default(),
         ratio: bare.first().and_then(ratio),
+        by_hand_per_s: middle(by_hand),
+        by_hand_ratio: ratio(by_hand),
+        by_hand_cpu_us_per_event: cpu(by_hand),
         one_by_one_per_s: middle(one_by_one),
         hot_key_ratio: ratio(one_by_one),
         relay_cpu_us_per_event: cpu(relay),
         clients: clients.collect(),
         relay_runs: whole(&relay.per_s),
+        by_hand_runs: whole(&by_hand.per_s),
         one_by_one_runs: whole(&one_by_one.per_s),
     };
     let keys = if figures.keys == 1 { "key" } else { "keys" };
@@ -283,16 +320,25 @@ fn report<DB: Target>(
     if let (Some(per_s), Some(ratio)) = (figures.one_by_one_per_s, figures.hot_key_ratio) {
         report.row("relay, one by one", rate(per_s), format!("relay is {ratio:.1} times that"));
     }
+    if let (Some(per_s), Some(ratio)) = (figures.by_hand_per_s, figures.by_hand_ratio) {
+        report.row(BY_HAND, rate(per_s), compared(ratio));
+    }
     for bare in &figures.clients {
         report.row(bare.client, rate(bare.per_s), compared(bare.ratio));
     }
     if let Some(relay) = figures.relay_cpu_us_per_event {
-        let bare: Vec<String> = figures
-            .clients
-            .iter()
-            .filter_map(|bare| Some(format!("{}: {} µs", bare.client, bare.cpu_us_per_event?)))
-            .collect();
+        let by_hand = figures.by_hand_cpu_us_per_event.map(|cpu| (BY_HAND, cpu));
+        let bare =
+            figures.clients.iter().filter_map(|bare| Some((bare.client, bare.cpu_us_per_event?)));
+        let bare: Vec<String> =
+            by_hand.into_iter().chain(bare).map(|(who, cpu)| format!("{who}: {cpu} µs")).collect();
         report.row("CPU an event, this process", format!("{relay} µs"), bare.join("; "));
+    }
+    if figures.by_hand_per_s.is_some() {
+        report.note(format!(
+            "{BY_HAND}: the relay's own reads and marks with the first client between them, as much at \
+             a time; nobody keeps order, and one failure ends it."
+        ));
     }
     if figures.clients.is_empty() {
         report.note("There is no client to compare with: the figure is the relay's alone.");

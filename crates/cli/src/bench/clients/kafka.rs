@@ -56,7 +56,7 @@ pub(super) fn open(url: &str, topic: String) -> Result<Broker> {
     let transport = Arc::new(Kafka::new(config.clone())?);
     let client =
         Rdkafka { config, topic: topic.clone(), producer: OnceCell::new(), read: Mutex::default() };
-    Ok(Broker { transport, clients: vec![Box::new(client)], topic })
+    Ok(Broker { transport, clients: vec![Arc::new(client)], topic })
 }
 
 impl Rdkafka {

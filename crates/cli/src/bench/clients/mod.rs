@@ -47,7 +47,7 @@ pub(super) trait Client: Send + Sync {
 pub(super) struct Broker {
     pub(super) transport: Arc<dyn Transport>,
     /// The first is what the relay is compared with; none where there is no client.
-    pub(super) clients: Vec<Box<dyn Client>>,
+    pub(super) clients: Vec<Arc<dyn Client>>,
     /// The bench's own.
     pub(super) topic: String,
 }

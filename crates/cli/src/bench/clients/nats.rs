@@ -39,7 +39,7 @@ pub(super) fn open(url: &str, topic: String) -> Result<Broker> {
     }
     let transport = Arc::new(Nats::new(config.clone())?);
     let client = NatsClient { config, topic: topic.clone(), connected: OnceCell::new() };
-    Ok(Broker { transport, clients: vec![Box::new(client)], topic })
+    Ok(Broker { transport, clients: vec![Arc::new(client)], topic })
 }
 
 impl NatsClient {

@@ -40,7 +40,7 @@ pub(super) fn open(url: &str, topic: String) -> Result<Broker> {
         config,
         connected: OnceCell::new(),
     };
-    Ok(Broker { transport, clients: vec![Box::new(client)], topic })
+    Ok(Broker { transport, clients: vec![Arc::new(client)], topic })
 }
 
 impl Lapin {

@@ -35,9 +35,9 @@ pub(super) fn open(url: &str, topic: String) -> Result<Broker> {
         return Err(Error::invalid("a bench compares with one Redis, not with a cluster"));
     }
     let transport = Arc::new(Redis::new(config.clone())?);
-    let client = |pipelined| -> Box<dyn Client> {
+    let client = |pipelined| -> Arc<dyn Client> {
         let (config, topic) = (config.clone(), topic.clone());
-        Box::new(RedisStream { config, topic, pipelined, connected: OnceCell::new() })
+        Arc::new(RedisStream { config, topic, pipelined, connected: OnceCell::new() })
     };
     let clients = vec![client(false), client(true)];
     Ok(Broker { transport, clients, topic })
