@@ -91,12 +91,46 @@ impl Transport for MemoryTransport {
             }
             outcomes.push(outcome);
         }
-        let count = {
-            let mut delivered = self.0.delivered.lock().unwrap_or_else(PoisonError::into_inner);
-            delivered.append(&mut accepted);
-            delivered.len()
-        };
-        self.0.count.send_replace(count);
+        let mut delivered = self.0.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        delivered.append(&mut accepted);
+        // Under the lock: told later, a smaller number could take the place of a greater one.
+        self.0.count.send_replace(delivered.len());
         outcomes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use posthaste_core::Event;
+
+    use super::*;
+
+    #[test]
+    fn what_is_published_side_by_side_never_counts_for_less() {
+        const THREADS: usize = 4;
+        const EACH: usize = 20_000;
+
+        let event = Event::builder("T").raw_json("{}").build().unwrap();
+        let created_at = event.occurred_at();
+        let envelope =
+            Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event };
+        let transport = MemoryTransport::new();
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                    let mut known = 0;
+                    for _ in 0..EACH {
+                        runtime.block_on(transport.publish(std::slice::from_ref(&envelope)));
+                        let count = *transport.0.count.borrow();
+                        assert!(count > known, "{count} behind {known}");
+                        known = count;
+                    }
+                });
+            }
+        });
+        assert_eq!(*transport.0.count.borrow(), THREADS * EACH);
     }
 }
