@@ -143,7 +143,8 @@ pub(super) async fn published<DB: Target>(
     tasks.spawn(
         Arc::clone(&statements).read(async move |rows: Vec<Fetched>| send.send(rows).await.is_ok()),
     );
-    for _ in 0..BATCHES {
+    let workers = BATCHES.min(window);
+    for _ in 0..workers {
         let (client, receive) = (Arc::clone(client), Arc::clone(&receive));
         let (settle, topic) = (settle.clone(), topic.to_owned());
         tasks.spawn(async move {
@@ -156,7 +157,7 @@ pub(super) async fn published<DB: Target>(
                     Ok(Envelope { topic: Some(topic.clone()), ..*envelope })
                 });
                 let envelopes: Vec<Envelope> = envelopes.collect::<Result<_>>()?;
-                client.publish(&envelopes, window.div_ceil(BATCHES)).await?;
+                client.publish(&envelopes, window / workers).await?;
                 if settle.send(settlements).await.is_err() {
                     return Ok(0);
                 }
@@ -256,7 +257,7 @@ fn sent(row: &Fetched) -> Settlement {
     }
 }
 
-/// Waits for both tasks. A baseline that did less than it should is none.
+/// Waits for all tasks. A baseline that did less than it should is none.
 async fn ended(mut tasks: JoinSet<Result<u64>>, events: u64) -> Result<()> {
     let mut done = 0;
     while let Some(task) = tasks.join_next().await {
