@@ -23,6 +23,9 @@ mod counts;
 mod diagnose;
 
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod version;
+
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod window;
 
 #[cfg(feature = "postgres")]

@@ -7,7 +7,7 @@ use posthaste_core::{Error, ErrorKind, Result, store::Schema};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 use super::{MySqlStore, number};
-use crate::failure::failed;
+use crate::{failure::failed, version};
 
 /// All migrations, by version. Append only.
 pub(super) const MIGRATIONS: [(i32, &str); 3] = [
@@ -18,10 +18,6 @@ pub(super) const MIGRATIONS: [(i32, &str); 3] = [
 
 /// The version that this binary knows.
 pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
-
-const DEFAULT_SHARDS: u16 = 64;
-
-const MAX_SHARDS: u16 = 1024;
 
 const NO_SUCH_TABLE: u16 = 1146;
 
@@ -34,7 +30,7 @@ impl Schema for MySqlStore {
     }
 
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
-        let asked = checked_shards(shards)?;
+        let asked = version::checked_shards(shards)?;
         let connection = self.pool.acquire().await.map_err(failed("migrating"))?;
         // Not the pool's any more: the lock ends with the connection, also when this is cancelled.
         let mut connection = connection.detach();
@@ -45,7 +41,7 @@ impl Schema for MySqlStore {
     }
 
     fn migrations_sql(&self, shards: Option<u16>) -> Result<String> {
-        let count = checked_shards(shards)?;
+        let count = version::checked_shards(shards)?;
         let name = self.tables.name();
         let mut sql = format!(
             "-- Posthaste: outbox {name} with {count} shards, for MySQL 8 and MariaDB.\n\
@@ -60,26 +56,10 @@ impl Schema for MySqlStore {
 
     async fn check(&self) -> Result<u16> {
         let mut connection = self.pool.acquire().await.map_err(failed("checking the outbox"))?;
-        let name = self.tables.name();
         let Some((version, count)) = self.version(&mut connection).await? else {
-            return Err(Error::new(
-                ErrorKind::Schema,
-                format!(
-                    "outbox {name} is not there or has no migration; \
-                     run `posthaste migrate --url …`"
-                ),
-            ));
+            return Err(version::absent(&self.tables));
         };
-        self.refuse_newer(version)?;
-        if version < VERSION {
-            return Err(Error::new(
-                ErrorKind::Schema,
-                format!(
-                    "outbox {name} is at version {version}, this binary needs {VERSION}; \
-                     run `posthaste migrate`"
-                ),
-            ));
-        }
+        version::refuse_other(&self.tables, version, VERSION)?;
         let _ = self.shards.set(count);
         Ok(count)
     }
@@ -103,8 +83,8 @@ impl MySqlStore {
         self.require_schema(connection).await?;
         let found = self.version(connection).await?;
         if let Some((version, count)) = found {
-            self.refuse_newer(version)?;
-            self.refuse_other_count(count, shards)?;
+            version::refuse_newer(&self.tables, version, VERSION)?;
+            version::refuse_other_count(&self.tables, count, shards)?;
         }
         let (version, count) = found.unwrap_or((0, asked));
         let mut applied = Vec::new();
@@ -185,41 +165,6 @@ impl MySqlStore {
             Ok(row) => Ok(row.map(|(version, shards)| (version, shards as u16))),
             Err(error) if matches!(number(&error), NO_SUCH_TABLE | UNKNOWN_DATABASE) => Ok(None),
             Err(error) => Err(failed("reading the outbox's version")(error)),
-        }
-    }
-
-    fn refuse_newer(&self, version: i32) -> Result<()> {
-        if version <= VERSION {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "outbox {} is at version {version}, newer than this binary knows ({VERSION}); \
-                 use a newer posthaste",
-                self.tables.name()
-            ),
-        ))
-    }
-
-    fn refuse_other_count(&self, count: u16, asked: Option<u16>) -> Result<()> {
-        match asked {
-            Some(asked) if asked != count => Err(Error::invalid(format!(
-                "outbox {} was made with {count} shards, not {asked}; the number is fixed, leave \
-                 it out or make a new outbox",
-                self.tables.name()
-            ))),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn checked_shards(shards: Option<u16>) -> Result<u16> {
-    match shards {
-        None => Ok(DEFAULT_SHARDS),
-        Some(count @ 1..=MAX_SHARDS) => Ok(count),
-        Some(count) => {
-            Err(Error::invalid(format!("shards is {count}; use a number from 1 to {MAX_SHARDS}")))
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use async_trait::async_trait;
-use posthaste_core::{Error, ErrorKind, Result, store::Schema};
+use posthaste_core::{Error, Result, store::Schema};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, SqliteConnection, error::DatabaseError};
 use tokio::time::{Duration, Instant, sleep};
 
 use super::{BUSY_TIMEOUT, SqliteStore};
-use crate::{Tables, failure::failed};
+use crate::{Tables, failure::failed, version};
 
 /// All migrations, by version. Append only.
 pub(super) const MIGRATIONS: [(i32, &str); 4] = [
@@ -33,7 +33,7 @@ impl Schema for SqliteStore {
         self.prepare_file().await?;
         let mut transaction = self.begin("migrating").await?;
         let version = self.version(&mut transaction).await?.unwrap_or(0);
-        self.refuse_newer(version)?;
+        version::refuse_newer(&self.tables, version, VERSION)?;
         let mut applied = Vec::new();
         for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
             sqlx::raw_sql(AssertSqlSafe(self.tables.fill(template)))
@@ -64,32 +64,14 @@ impl Schema for SqliteStore {
 
     async fn check(&self) -> Result<u16> {
         refuse_name(&self.tables)?;
-        let name = self.tables.name();
-        let absent = || {
-            Error::new(
-                ErrorKind::Schema,
-                format!(
-                    "outbox {name} is not there or has no migration; \
-                     run `posthaste migrate --url …`"
-                ),
-            )
-        };
+        let absent = || version::absent(&self.tables);
         let mut connection = match self.reader.acquire().await {
             Ok(connection) => connection,
             Err(error) if is_missing_file(&error) => return Err(absent().with_source(error)),
             Err(error) => return Err(failed("checking the outbox")(error)),
         };
         let version = self.version(&mut connection).await?.ok_or_else(absent)?;
-        self.refuse_newer(version)?;
-        if version < VERSION {
-            return Err(Error::new(
-                ErrorKind::Schema,
-                format!(
-                    "outbox {name} is at version {version}, this binary needs {VERSION}; \
-                     run `posthaste migrate`"
-                ),
-            ));
-        }
+        version::refuse_other(&self.tables, version, VERSION)?;
         Ok(1)
     }
 }
@@ -137,20 +119,6 @@ impl SqliteStore {
             .fetch_optional(connection)
             .await
             .map_err(failed("reading the outbox's version"))
-    }
-
-    fn refuse_newer(&self, version: i32) -> Result<()> {
-        if version <= VERSION {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "outbox {} is at version {version}, newer than this binary knows ({VERSION}); \
-                 use a newer posthaste",
-                self.tables.name()
-            ),
-        ))
     }
 
     fn refuse_other_count(&self, asked: Option<u16>) -> Result<()> {
