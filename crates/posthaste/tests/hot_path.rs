@@ -2,16 +2,13 @@
 
 mod support;
 
-use std::{
-    fmt,
-    sync::{Mutex, Once, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use posthaste::{
     relay::{Config, Stats},
     transports::memory::MemoryTransport,
 };
+use posthaste_testkit::statements::Statements;
 use sqlx::{MySql, Postgres};
 use support::{Fixture, TestDatabase, event, quick, soon, until};
 
@@ -28,8 +25,6 @@ async fn on_mariadb_an_event_is_dispatched_after_one_read_by_its_key() {
 
 /// The relay has nothing else to do for the next minutes: whatever it reads is for this event.
 async fn one_read_by_key<DB: TestDatabase>(on: Fixture<DB>) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Recorder).unwrap());
     let rare = Duration::from_mins(5);
     let config = Config {
         lease: 4 * rare,
@@ -47,7 +42,7 @@ async fn one_read_by_key<DB: TestDatabase>(on: Fixture<DB>) {
     // One poll may still come from the start: the listener wakes the relay once when it is up.
     for n in 1..=3 {
         let before = relay.stats();
-        let statements = Statements::of(&on);
+        let statements = Statements::on(&on.table());
         let mut tx = outbox.begin(&on.pool).await.unwrap();
         outbox.enqueue(&mut tx, event("k", n)).await.unwrap();
         tx.commit().await.unwrap();
@@ -69,72 +64,4 @@ async fn one_read_by_key<DB: TestDatabase>(on: Fixture<DB>) {
     }
     relay.stop().await.unwrap();
     on.clean().await;
-}
-
-/// All statements that this process has sent, as the driver logs them.
-static SENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// The statements on one outbox from now on.
-struct Statements {
-    table: String,
-    from: usize,
-}
-
-impl Statements {
-    fn of<DB: TestDatabase>(on: &Fixture<DB>) -> Self {
-        let from = SENT.lock().unwrap_or_else(PoisonError::into_inner).len();
-        Self { table: on.table().qualified(), from }
-    }
-
-    /// Waits for the last one: the driver logs a statement when it is done with it.
-    async fn until(&self, last: &str) -> Vec<String> {
-        let find = async {
-            loop {
-                let sent: Vec<_> = SENT.lock().unwrap_or_else(PoisonError::into_inner)[self.from..]
-                    .iter()
-                    .filter(|statement| statement.contains(&self.table))
-                    .cloned()
-                    .collect();
-                if sent.iter().any(|statement| statement.contains(last)) {
-                    return sent;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        soon(last, find).await
-    }
-}
-
-struct Recorder;
-
-impl tracing::Subscriber for Recorder {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "sqlx::query"
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Statement;
-        impl tracing::field::Visit for Statement {
-            fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-                if field.name() == "db.statement" {
-                    SENT.lock().unwrap_or_else(PoisonError::into_inner).push(value.to_owned());
-                }
-            }
-
-            fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn fmt::Debug) {}
-        }
-        event.record(&mut Statement);
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
 }

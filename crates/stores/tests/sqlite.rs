@@ -1,12 +1,7 @@
 //! The SQLite store: the conformance suite, and what only SQLite does.
 #![cfg(feature = "sqlite")]
 
-use std::{
-    env, fmt, fs,
-    path::PathBuf,
-    sync::{Arc, Mutex, Once, PoisonError},
-    time::Duration,
-};
+use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
@@ -16,7 +11,7 @@ use posthaste_core::{
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
-use posthaste_testkit::conformance::Subject;
+use posthaste_testkit::{conformance::Subject, statements::Statements};
 use sqlx::{
     AssertSqlSafe, Row, Sqlite, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
@@ -346,7 +341,7 @@ async fn plans_use_the_indexes() {
         replay: false,
     };
 
-    let statements = Statements::record(&store);
+    let statements = Statements::on(store.tables().name());
     store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
     store.read_due(&[0], 10).await.unwrap();
     store.read_hot(&[1], &Position::default()).await.unwrap();
@@ -495,74 +490,4 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-/// All statements that this process has sent, as the driver logs them.
-static SENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// The statements of one store from now on.
-struct Statements {
-    table: String,
-}
-
-impl Statements {
-    fn record(store: &SqliteStore) -> Self {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| tracing::subscriber::set_global_default(Recorder).unwrap());
-        Self { table: store.tables().name().qualified() }
-    }
-
-    /// Waits for the last one: the driver logs a statement when its thread is done with it.
-    async fn until(&self, last: &str) -> Vec<String> {
-        let find = async {
-            loop {
-                let sent: Vec<_> = SENT
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .iter()
-                    .filter(|statement| statement.contains(&self.table))
-                    .cloned()
-                    .collect();
-                if sent.iter().any(|statement| statement.contains(last)) {
-                    return sent;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(Duration::from_secs(10), find).await.unwrap()
-    }
-}
-
-struct Recorder;
-
-impl tracing::Subscriber for Recorder {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "sqlx::query"
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Statement;
-        impl tracing::field::Visit for Statement {
-            fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-                if field.name() == "db.statement" {
-                    SENT.lock().unwrap_or_else(PoisonError::into_inner).push(value.to_owned());
-                }
-            }
-
-            fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn fmt::Debug) {}
-        }
-        event.record(&mut Statement);
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
 }

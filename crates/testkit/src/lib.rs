@@ -8,6 +8,7 @@
 //! - [`checker`]: says from what was committed and what was delivered whether anything was lost,
 //!   reordered, repeated or made up.
 //! - `tables`: outboxes that nobody else uses, and an end for them.
+//! - `statements`: which statements a process sent.
 
 #[cfg(feature = "tables")]
 pub mod tables;
@@ -15,7 +16,13 @@ pub mod tables;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
+#[cfg(feature = "conformance")]
+pub mod statements;
+
 #[cfg(feature = "transports")]
 pub mod transports;
 
 pub mod checker;
+
+#[cfg(all(test, any(feature = "conformance", feature = "transports")))]
+mod listed;

@@ -110,7 +110,7 @@ pub fn run<DB: Dialect>(
 }
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use crate::listed::every_case_is_listed;
 
     /// What the macro turns into tests, and what the themes hold.
     const LIST: &str = include_str!("cases.rs");
@@ -137,21 +137,6 @@ mod tests {
 
     #[test]
     fn every_case_of_every_theme_becomes_a_test() {
-        let listed: Vec<&str> = LIST.split_whitespace().collect();
-        for (theme, source) in THEMES {
-            let begin = listed.windows(2).position(|pair| pair == [theme, "{"]);
-            let cases: BTreeSet<&str> = listed[begin.unwrap() + 2..]
-                .iter()
-                .take_while(|word| **word != "}")
-                .copied()
-                .collect();
-            let written: BTreeSet<&str> = source
-                .lines()
-                .filter_map(|line| line.strip_prefix("pub async fn "))
-                .filter_map(|line| line.split('<').next())
-                .collect();
-            assert!(!written.is_empty());
-            assert_eq!(cases, written, "{theme}");
-        }
+        every_case_is_listed(LIST, &THEMES);
     }
 }
