@@ -3,8 +3,8 @@
 //! Relay and client publish the same messages, to a place at the broker that is made anew for each
 //! run. Both make each message when its turn comes, and have as many that are not acknowledged. The
 //! client has its events in memory already; the relay reads them from the database and marks them.
-//! How much of that any outbox would cost shows a third one: the client between the relay's own reads
-//! and marks, and nothing else.
+//! How much of that the statements cost shows a third one: the client between the relay's own reads and
+//! marks, and nothing else.
 
 use std::{
     sync::Arc,
@@ -35,7 +35,7 @@ use super::{
 /// Into how many batches a window is divided at least.
 pub(super) const BATCHES: usize = 4;
 
-/// What any outbox has to do here, in a few words.
+/// The least that an outbox with the relay's statements has to do, in a few words.
 const BY_HAND: &str = "reads, client, marks by hand";
 
 #[derive(Serialize)]

@@ -5,8 +5,8 @@
 //! relay's. The second is leaner SQL, as a team would write it for itself, without a fence and
 //! without a look for late commits: what the statements themselves cost cannot hide in it.
 //!
-//! A baseline of `publish` has the broker's own client between the statements of the first: what any
-//! outbox on this database, broker and machine has to do.
+//! A baseline of `publish` has the broker's own client between the statements of the first: the least that
+//! an outbox with these statements has to do.
 
 use std::{
     hint::black_box,
