@@ -9,9 +9,13 @@
 //!   reordered, repeated or made up.
 //! - `tables`: outboxes that nobody else uses, and an end for them.
 //! - `statements`: which statements a process sent.
+//! - `wait`: for what nobody announces.
 
 #[cfg(feature = "tables")]
 pub mod tables;
+
+#[cfg(feature = "tables")]
+pub mod wait;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -4,12 +4,13 @@ use posthaste::{
     Event,
     store::{OpenBreaker, Relay, RelayOrdering},
 };
+use posthaste_testkit::wait::asked;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
     on_both,
-    support::{LIMIT, SECRET, Served, TestDatabase, event, until},
+    support::{LIMIT, SECRET, Served, TestDatabase, event},
 };
 
 on_both!(
@@ -350,7 +351,7 @@ where
 {
     let served = Served::<DB>::new(false).await;
     served.server.post("/outboxes/shop/pauses", &json!({ "kind": "outbox" })).await.json();
-    until("the relay to pause", async || served.relay.stats().paused).await;
+    asked("the relay to pause", async || served.relay.stats().paused).await;
     let ids = served.enqueue(vec![event("Placed", "1")]).await;
     let shown = served.server.get(&format!("/outboxes/shop/events/{}", ids[0])).await.json();
     assert_eq!(shown["event"]["status"], "new");
@@ -382,7 +383,7 @@ where
     let served = Served::<DB>::new(false).await;
     let before = served.relay.stats().polls;
     assert_eq!(served.server.post("/outboxes/shop/poll", &json!({})).await.json(), json!({}));
-    until("a poll", async || served.relay.stats().polls > before).await;
+    asked("a poll", async || served.relay.stats().polls > before).await;
     served.end().await;
 }
 
@@ -395,10 +396,10 @@ where
         served.server.get(&format!("/outboxes/shop/series{since}")).await.json()
     };
     // What happens before the first point is in no rate.
-    until("a point", async || series("").await["points"].get(0).is_some()).await;
+    asked("a point", async || series("").await["points"].get(0).is_some()).await;
     served.fates().await;
     for rate in ["delivered_per_s", "failed_per_s"] {
-        until(rate, async || {
+        asked(rate, async || {
             let points = series("").await["points"].clone();
             let some = |point: &Value| point[rate].as_f64().is_some_and(|rate| rate > 0.0);
             points.as_array().unwrap().iter().any(some)

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use posthaste_admin::{Admin, AdminConfig, AdminOutbox, Tls, health};
+use posthaste_testkit::wait::asked;
 use sqlx::Sqlite;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -16,7 +17,7 @@ use tokio_rustls::{
 };
 use uuid::Uuid;
 
-use crate::support::{LIMIT, OPERATOR, Served, Server, event, exchange, loopback, token, until};
+use crate::support::{LIMIT, OPERATOR, Served, Server, event, exchange, loopback, token};
 
 #[tokio::test]
 async fn with_a_certificate_it_speaks_tls_and_nothing_else() {
@@ -139,14 +140,14 @@ async fn health_is_told_to_everybody_in_a_word() {
     let without = Probed::start(AdminOutbox { relay: None, ..served.outbox() }).await;
     let (well, unwell) = ((200, "ok\n".to_owned()), (503, "unavailable\n".to_owned()));
     for probed in [&with_relay, &without] {
-        until("readiness", async || probed.ask("/readyz").await == well).await;
+        asked("readiness", async || probed.ask("/readyz").await == well).await;
         assert_eq!(probed.ask("/livez").await, well);
         assert_eq!(probed.ask("/api/v1/whoami").await.0, 404, "nothing else is served there");
     }
     // Without its database it lives and is not ready.
     served.pool.close().await;
     for probed in [&with_relay, &without] {
-        until("the loss to be seen", async || probed.ask("/readyz").await == unwell).await;
+        asked("the loss to be seen", async || probed.ask("/readyz").await == unwell).await;
         assert_eq!(probed.ask("/livez").await, well);
     }
     with_relay.stop().await;
@@ -175,7 +176,7 @@ async fn a_change_goes_on_when_whoever_asked_has_gone() {
     served.until_status(&ids[0], "discarded").await;
     assert_eq!(last().await.unwrap().ended_at, None);
     drop(stream);
-    until("the change to end", async || last().await.unwrap().ended_at.is_some()).await;
+    asked("the change to end", async || last().await.unwrap().ended_at.is_some()).await;
     let entry = last().await.unwrap();
     assert_eq!((entry.affected, entry.error), (4, None));
     served.end().await;

@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeSet, process::Stdio};
 
+use posthaste_testkit::wait::asked;
 use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::{
     on_both,
-    support::{LIMIT, OPERATOR, SECRET, Served, TestDatabase, until, url},
+    support::{LIMIT, OPERATOR, SECRET, Served, TestDatabase, url},
 };
 
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
@@ -81,15 +82,15 @@ where
     let served = Served::<DB>::with(|config| config.metrics = Some(recorder)).await;
     served.fates().await;
     let rules = std::fs::read_to_string(ALERTS).unwrap();
-    let asked: BTreeSet<&str> = rules
+    let wanted: BTreeSet<&str> = rules
         .split(|character: char| !(character.is_ascii_lowercase() || character == '_'))
         .filter(|word| word.starts_with("outbox_"))
         .collect();
-    assert!(asked.len() > 5, "{asked:?}");
+    assert!(wanted.len() > 5, "{wanted:?}");
     let mut text = String::new();
-    until("all metrics", async || {
+    asked("all metrics", async || {
         text = served.server.get("//metrics").await.body;
-        asked.iter().all(|name| text.contains(&format!("\n{name}{{")))
+        wanted.iter().all(|name| text.contains(&format!("\n{name}{{")))
     })
     .await;
     assert!(text.contains("outbox_dispatch_total{outbox=\"shop\""), "{text}");

@@ -1,11 +1,6 @@
 //! A served outbox with a relay, and a client that can say anything.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use posthaste::{
     Dialect, Event, Outbox,
@@ -17,7 +12,7 @@ use posthaste::{
 };
 use posthaste_admin::{Admin, AdminConfig, AdminOutbox, Role, Token};
 use posthaste_core::Secret;
-use posthaste_testkit::tables;
+use posthaste_testkit::{tables, wait::asked};
 use posthaste_transports::memory::MemoryTransport;
 use serde_json::Value;
 use sqlx::{
@@ -152,7 +147,7 @@ where
 
     pub async fn until_status(&self, id: &str, status: &str) {
         let id = id.parse().unwrap();
-        until(&format!("event {id} to be {status}"), async || {
+        asked(&format!("event {id} to be {status}"), async || {
             let event = self.store.event(id).await.unwrap();
             event.is_some_and(|event| event.status.as_str() == status)
         })
@@ -200,15 +195,6 @@ pub fn event(event_type: &str, order: &str) -> Event {
         .payload(&serde_json::json!({ "card": SECRET }))
         .build()
         .unwrap()
-}
-
-/// Asks until the answer is yes.
-pub async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !reached().await {
-        assert!(begun.elapsed() < LIMIT, "waited in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 /// A server that runs in this process.

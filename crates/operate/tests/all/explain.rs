@@ -14,10 +14,11 @@ use posthaste_operate::{
 };
 use posthaste_relay::{Config, Destination, OnDead, Relay, Retention, Route, Routes};
 use posthaste_stores::Dialect;
+use posthaste_testkit::wait::asked;
 use posthaste_transports::memory::MemoryTransport;
 use uuid::Uuid;
 
-use crate::support::{Outbox, event, patient, until};
+use crate::support::{Outbox, event, patient};
 
 on_both! {
     a_delivered_event_says_when
@@ -83,7 +84,7 @@ async fn an_uncommitted_event_is_not_found_and_the_open_transaction_is_named<DB:
     let answer = ask(on, event.id()).await;
     says(&answer, Cause::NotFound, &["not committed yet", "rolled back", "purged"], None);
     // Those of other tests on the same server may be older, and end meanwhile.
-    until("an open transaction to be named", async || {
+    asked("an open transaction to be named", async || {
         let open = on.store.open_transactions(3).await.unwrap();
         let answer = ask(on, event.id()).await;
         open.iter().any(|transaction| answer.sentence.contains(&transaction.who))
@@ -100,7 +101,7 @@ async fn a_purged_event_is_not_found<DB: Dialect>(on: &Outbox<DB>) {
     on.relay(MemoryTransport::new(), Config::default()).relay_once().await.unwrap();
     let retention = Retention { sent: Duration::ZERO, dead: None };
     let operator = Operator::new(Arc::clone(&on.store), "ada");
-    until("the purge", async || operator.purge(retention, 100).await.unwrap() == 1).await;
+    asked("the purge", async || operator.purge(retention, 100).await.unwrap() == 1).await;
     says(&ask(on, id).await, Cause::NotFound, &["sent and purged"], None);
 }
 
@@ -197,7 +198,7 @@ async fn a_destination_that_takes_nothing_is_named<DB: Dialect>(on: &Outbox<DB>)
     let id = on.enqueue(&event("last")).await;
     let relay = on.relay(failing(|error| Outcome::unavailable(error)), Config::default());
     relay.start().await.unwrap();
-    until("the open breaker", async || {
+    asked("the open breaker", async || {
         on.store.relays().await.unwrap().iter().any(|relay| !relay.breakers.is_empty())
     })
     .await;
@@ -276,7 +277,7 @@ async fn without_a_relay_nothing_is_delivered<DB: Dialect>(on: &Outbox<DB>) {
     // One that has died is remembered for a while.
     let brief = Reported { lease: Duration::from_millis(1), ..on.report("r1").await };
     on.store.heartbeat(&brief, 0).await.unwrap();
-    until("its death", async || on.store.relays().await.unwrap().iter().all(|r| !r.alive)).await;
+    asked("its death", async || on.store.relays().await.unwrap().iter().all(|r| !r.alive)).await;
     says(&ask(on, id).await, Cause::NoRelay, &["no relay"], Some("posthaste relay"));
 }
 

@@ -13,12 +13,13 @@ use posthaste_core::{
 use posthaste_operate::{Action, Bulk, BulkReport, MAX_EVENTS, Operator};
 use posthaste_relay::Config;
 use posthaste_stores::Dialect;
+use posthaste_testkit::wait::asked;
 use posthaste_transports::memory::MemoryTransport;
 use sqlx::AssertSqlSafe;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::support::{Outbox, event, until};
+use crate::support::{Outbox, event};
 
 on_both! {
     a_change_is_on_record_with_its_end
@@ -137,7 +138,7 @@ async fn a_replay_of_sent_events_ends_although_they_are_sent_again_meanwhile<DB:
     relay.start().await.unwrap();
     let limit = Duration::from_secs(30);
     tokio::time::timeout(limit, memory.wait_for(count)).await.unwrap();
-    until("all to be marked", async || on.store.count_sent().await.unwrap() == count as u64).await;
+    asked("all to be marked", async || on.store.count_sent().await.unwrap() == count as u64).await;
 
     let all = of_orders(bulk(Action::Replay, Status::Sent));
     let operator = operator(on);

@@ -18,9 +18,6 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-/// Nothing here takes so long unless it hangs.
-const LIMIT: Duration = Duration::from_secs(30);
-
 /// Runs each case on an outbox of its own, on SQLite and on PostgreSQL.
 macro_rules! on_both {
     ($($case:ident)*) => {
@@ -138,14 +135,4 @@ pub fn event(key: &str) -> Event {
 /// A relay that tries again after an hour.
 pub fn patient() -> Config {
     Config { backoff: Backoff::Fixed(Duration::from_hours(1)), ..Config::default() }
-}
-
-/// Asks until the answer is yes.
-pub async fn until(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    let asked = async {
-        while !ask().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, asked).await.unwrap_or_else(|_| panic!("{what} never came"));
 }

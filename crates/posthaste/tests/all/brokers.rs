@@ -9,14 +9,17 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, asked, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, quick, soon, until};
 use posthaste::{
     Event, Outbox,
     relay::Relay,
     store::{Filter, Store},
     transports,
 };
-use posthaste_testkit::transports::{Received, Server, consume, consumer};
+use posthaste_testkit::{
+    transports::{Received, Server, consume, consumer},
+    wait::asked,
+};
 use sqlx::Postgres;
 use tokio::{sync::watch, task::JoinHandle};
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, asked, quick, until};
+use crate::support::{Fixture, TestDatabase, quick, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Failure, Status,
@@ -17,6 +17,7 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
+use posthaste_testkit::wait::asked;
 use tokio::sync::Semaphore;
 
 on_every_database!(

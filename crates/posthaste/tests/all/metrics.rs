@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
-use crate::support::{Fixture, TestDatabase, asked, event, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste::{
     Event, Inbox, metric,
@@ -12,6 +12,7 @@ use posthaste::{
     transport::Outcome,
     transports::memory::MemoryTransport,
 };
+use posthaste_testkit::wait::asked;
 
 on_every_database!(@ sqlite, sqlx::Sqlite, every_metric_is_served_and_says_what_happened);
 on_every_database!(

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Fixture, TestDatabase, asked, event, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event, Key, Status,
@@ -18,6 +18,7 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
+use posthaste_testkit::wait::asked;
 use tokio::sync::Semaphore;
 
 macro_rules! on_two_databases {

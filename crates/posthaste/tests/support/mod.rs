@@ -222,16 +222,6 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} hung"))
 }
 
-/// Asks until the answer is yes: for what nobody announces, such as a row that another process writes.
-pub async fn asked(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    soon(what, async {
-        while !ask().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
-}
-
 /// Everything that is logged, whoever logs it.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
