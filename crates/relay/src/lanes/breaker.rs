@@ -460,8 +460,10 @@ impl Lanes {
             return;
         }
         self.leave_lane(sequence);
-        self.known.remove(&sequence);
-        if !held {
+        if held {
+            self.leave(sequence, true);
+        } else {
+            self.known.remove(&sequence);
             self.at(destination).skip(sequence);
         }
         let Some(id) = lane else { return };

@@ -47,7 +47,7 @@ impl Lanes {
                 self.start_careful();
                 return (batch, true);
             }
-            self.at(destination).count_waiting(hot, -1);
+            self.leave_queue(pending.sequence);
             let before = batch.len();
             self.admit(pending, &mut batch);
             if let Some(id) = lane
@@ -106,10 +106,17 @@ impl Lanes {
                 return;
             };
             lane.in_flight += 1;
-            let hot = self.known.get(&sequence).is_some_and(|entry| entry.hot);
-            self.at(destination).count_waiting(hot, -1);
+            self.leave_queue(sequence);
             self.start(sequence);
             batch.push(*envelope);
+        }
+    }
+
+    /// The event no longer waits for its turn. It is counted by how it came itself: its lane may have
+    /// stood in line since an earlier event of it that came another way.
+    pub(super) fn leave_queue(&mut self, sequence: i64) {
+        if let Some(entry) = self.known.get(&sequence) {
+            self.destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
         }
     }
 

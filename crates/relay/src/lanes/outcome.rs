@@ -189,10 +189,8 @@ impl Lanes {
             return;
         };
         for follower in std::mem::take(&mut lane.queue) {
-            if let Some(entry) = self.known.get(&follower.sequence) {
-                self.destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
-                self.hold_follower(id, follower.sequence);
-            }
+            self.leave_queue(follower.sequence);
+            self.hold_follower(id, follower.sequence);
         }
     }
 
@@ -205,7 +203,7 @@ impl Lanes {
         lane.held = true;
         if entry.held {
             // It never stopped being held in the database.
-            self.known.remove(&sequence);
+            self.leave(sequence, true);
             return;
         }
         lane.holds += 1;

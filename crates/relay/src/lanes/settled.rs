@@ -46,20 +46,26 @@ impl Lanes {
                 }
                 continue;
             }
-            match self.leaving.stamp() {
-                Some(stamp) => {
-                    entry.state = State::Leaving { stamp, held: then == Then::Hold };
-                    self.leaving.push(stamp, sequence);
-                }
-                None => {
-                    self.known.remove(&sequence);
-                }
-            }
+            self.leave(sequence, then == Then::Hold);
             match (then, lane) {
                 (Then::AdvanceLane, Some(id)) => self.lane_done(id),
                 (Then::Hold, Some(id)) => self.hold_written(id),
                 (Then::BlockLane, Some(id)) => self.block_written(id),
                 _ => {}
+            }
+        }
+    }
+
+    /// Nothing is left to do for this event, as the table has it. It stays known until every read is
+    /// merged that may have seen it as it was before.
+    pub(super) fn leave(&mut self, sequence: i64, held: bool) {
+        match (self.leaving.stamp(), self.known.get_mut(&sequence)) {
+            (Some(stamp), Some(entry)) => {
+                entry.state = State::Leaving { stamp, held };
+                self.leaving.push(stamp, sequence);
+            }
+            _ => {
+                self.known.remove(&sequence);
             }
         }
     }

@@ -37,6 +37,51 @@ fn a_paused_key_is_held_and_comes_back_in_order() {
 }
 
 #[test]
+fn what_comes_back_through_an_old_place_in_line_is_counted_as_what_it_is() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Hot, None, now());
+    pause_key(&mut lanes, 1);
+    settle(&mut lanes);
+    resume(&mut lanes);
+    let (lane, _) = lanes.next_releases().pop().unwrap();
+    let held = Fetched { wait: Some(Wait::Held), ..row(1, 1) };
+    lanes.released(lane, Some(vec![held]), now());
+    assert_eq!(lanes.waiting(), (0, 1));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    assert_eq!(lanes.waiting(), (0, 0));
+}
+
+#[test]
+fn what_was_let_go_and_held_again_is_not_taken_for_new_by_a_slow_read() {
+    let stopped: [fn(&mut Lanes); 2] = [
+        |lanes| pause_key(lanes, 1),
+        |lanes| {
+            lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+            resume(lanes);
+        },
+    ];
+    for stop in stopped {
+        let mut lanes = open(OnDead::Skip);
+        lanes.offer(row(1, 1), Origin::Cold, None, now());
+        let slow = lanes.read_began();
+        pause_key(&mut lanes, 1);
+        settle(&mut lanes);
+        resume(&mut lanes);
+        let (lane, _) = lanes.next_releases().pop().unwrap();
+        let held = || vec![Fetched { wait: Some(Wait::Held), ..row(1, 1) }];
+        lanes.released(lane, Some(held()), now());
+        stop(&mut lanes);
+        assert_eq!(lanes.offer(row(1, 1), Origin::Hot, None, now()), Offered::Ignored);
+        lanes.read_merged(slow);
+        assert_eq!(lanes.in_memory(), 0);
+        resume(&mut lanes);
+        let (lane, _) = lanes.next_releases().pop().unwrap();
+        lanes.released(lane, Some(held()), now());
+        assert_eq!(dispatch(&mut lanes), [1]);
+    }
+}
+
+#[test]
 fn what_blocked_a_lane_is_held_with_the_others_when_its_key_is_paused() {
     let mut lanes = open(OnDead::Skip);
     lanes.offer(row(1, 1), Origin::Cold, None, now());

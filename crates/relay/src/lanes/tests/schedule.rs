@@ -411,6 +411,40 @@ impl World {
         self.note_skipped();
     }
 
+    /// What is counted is what is there.
+    fn check_counts(&self) {
+        let lanes = &self.lanes;
+        let count = |which: &dyn Fn(&Entry) -> bool| {
+            lanes.known.values().filter(|entry| which(entry)).count()
+        };
+        let flies = |entry: &Entry| matches!(entry.state, State::InFlight | State::Orphan);
+        assert_eq!(lanes.in_flight, count(&flies), "in flight");
+        for (index, of) in (0..).zip(&lanes.destinations) {
+            let (name, here) = (&of.rules.name, |entry: &Entry| entry.destination == index);
+            let waits = |entry: &Entry| here(entry) && entry.state == State::Waiting;
+            assert_eq!(of.in_flight, count(&|e| here(e) && flies(e)), "in flight to {name}");
+            assert_eq!(of.waiting_hot, count(&|e| waits(e) && e.hot), "hot for {name}");
+            assert_eq!(of.waiting_cold, count(&|e| waits(e) && !e.hot), "cold for {name}");
+        }
+        for (id, lane) in &lanes.lanes {
+            let of_it = |entry: &Entry| entry.lane == Some(*id);
+            let queued = count(&|e| of_it(e) && e.state == State::Waiting);
+            let holds = count(&|e| of_it(e) && e.state == State::Settling(Then::Hold));
+            let under_way = |entry: &Entry| {
+                matches!(
+                    entry.state,
+                    State::InFlight
+                        | State::Undecided
+                        | State::Suspect
+                        | State::Settling(Then::Dispatch | Then::AdvanceLane)
+                )
+            };
+            assert_eq!(lane.queue.len(), queued, "queue of {id:?}");
+            assert_eq!(lane.holds as usize, holds, "holds of {id:?}");
+            assert_eq!(lane.in_flight as usize, count(&|e| of_it(e) && under_way(e)), "{id:?}");
+        }
+    }
+
     /// Lets everything end well, and checks that nothing is left.
     fn finish(&mut self) {
         self.up = [true; 2];
@@ -483,7 +517,7 @@ fn page(sequence: i64, caught_up: bool) -> Page {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn any_schedule_keeps_order_and_loses_nothing(
@@ -493,6 +527,7 @@ proptest! {
         let mut world = World::new(if park { OnDead::Park } else { OnDead::Skip });
         for (action, pick) in actions {
             act(&mut world, action, pick);
+            world.check_counts();
         }
         world.finish();
     }
