@@ -36,7 +36,7 @@ use crate::{
     health::Pulse,
     hot::HotPath,
     intercept::Interceptor,
-    lanes::{DestinationRules, LaneId, Lanes, Origin, Routing, Rules},
+    lanes::{DestinationRules, Lanes, Origin, Release, Routing, Rules},
     log::Brief,
     observe::{Observer, Sampled},
     pauses::Pauses,
@@ -57,7 +57,7 @@ pub(crate) enum Done {
     Claimed { claim: Arc<RowLease>, next: NextRead, rows: Result<(Vec<Fetched>, Position)> },
     Hot { read: u64, rows: Result<Vec<HotRow>> },
     HotClaimed { claim: Arc<RowLease>, rows: Result<Vec<Fetched>> },
-    Released { read: u64, lane: LaneId, rows: Option<Vec<Fetched>> },
+    Released { release: Release, rows: Option<Vec<Fetched>> },
     Published { destination: u16, outcomes: Vec<(i64, Outcome)>, failed: Vec<(i64, Brief)> },
     Behind { read: u64, destination: u16, generation: u64, page: Result<Page> },
     Settled { batch: Batch, report: Result<SettleReport> },
@@ -355,7 +355,7 @@ impl Driver {
             Done::Claimed { claim, next, rows } => self.claimed(&claim, &next, rows, now),
             Done::Hot { read, rows } => {
                 match rows {
-                    Ok(rows) => self.offer_hot(rows),
+                    Ok(rows) => self.offer_hot(read, rows),
                     Err(error) => {
                         self.lanes.stats.database_errors += 1;
                         tracing::debug!(%error, "hot read failed; left to the poller");
@@ -381,10 +381,7 @@ impl Driver {
                 self.read_behind(destination, generation, page, now);
                 self.lanes.read_merged(read);
             }
-            Done::Released { read, lane, rows } => {
-                self.lanes.released(lane, rows, now);
-                self.lanes.read_merged(read);
-            }
+            Done::Released { release, rows } => self.lanes.released(&release, rows, now),
             Done::Published { destination, outcomes, failed } => {
                 self.briefs.extend(failed);
                 if let Some(outlet) = self.outlets.get_mut(usize::from(destination)) {

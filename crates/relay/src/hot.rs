@@ -103,12 +103,13 @@ impl Driver {
 
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
     /// our hands; otherwise the cursor brings them in order.
-    pub(crate) fn offer_hot(&mut self, rows: Vec<HotRow>) {
+    pub(crate) fn offer_hot(&mut self, read: u64, rows: Vec<HotRow>) {
         let now = self.clock.now();
         for HotRow { row, previous } in rows {
             let safe = previous
                 .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))
-                && self.shards.takes_hot(row.shard);
+                && self.shards.takes_hot(row.shard)
+                && self.lanes.saw(read, row.shard);
             if safe {
                 self.highest = self.highest.max(row.sequence);
                 let offered = self.lanes.offer(row, Origin::Hot, None, now);

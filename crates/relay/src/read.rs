@@ -9,7 +9,7 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Feed, Offered, Origin, RELEASE_LIMIT},
+    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, Release},
     source::{NextRead, Room},
 };
 
@@ -140,11 +140,11 @@ impl Driver {
     }
 
     pub(crate) fn release(&mut self) {
-        for (lane, destination) in self.lanes.next_releases() {
-            let read = self.lanes.read_began();
+        for release in self.lanes.next_releases() {
             let store = Arc::clone(&self.store);
             self.tasks.spawn(async move {
-                let rows = match store.read_held(&destination, lane.key, RELEASE_LIMIT).await {
+                let Release { lane, destination, .. } = &release;
+                let rows = match store.read_held(destination, lane.key, RELEASE_LIMIT).await {
                     Ok(rows) => Some(rows),
                     Err(error) => {
                         tracing::warn!(%error, "held events could not be read; trying again");
@@ -152,7 +152,7 @@ impl Driver {
                         None
                     }
                 };
-                Done::Released { read, lane, rows }
+                Done::Released { release, rows }
             });
         }
     }

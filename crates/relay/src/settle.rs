@@ -74,8 +74,22 @@ impl Batch {
         Ok(total)
     }
 
-    pub(crate) fn sequences(&self) -> impl Iterator<Item = i64> {
-        self.parts.iter().flat_map(|(_, part)| part.iter().map(|settlement| settlement.sequence))
+    /// What of it is still in hand: a shard that was lost since, and perhaps taken anew, has been
+    /// forgotten with all its events, and what is known of them now is not from then.
+    fn in_hand(&self, shards: &Shards) -> impl Iterator<Item = i64> {
+        self.parts.iter().flat_map(|(fence, part)| {
+            let held = match fence {
+                Fence::Shards { held, .. } => held.as_slice(),
+                Fence::Rows(_) => &[],
+            };
+            let gone: Vec<u16> = held
+                .iter()
+                .filter(|held| shards.epoch(held.shard) != Some(held.epoch))
+                .map(|held| held.shard)
+                .collect();
+            let in_hand = move |settlement: &&Settlement| !gone.contains(&settlement.shard);
+            part.iter().filter(in_hand).map(|settlement| settlement.sequence)
+        })
     }
 
     /// After which times retries of this batch fall due.
@@ -103,6 +117,7 @@ impl Driver {
         } else {
             let unsettled = self.lanes.next_settlements(SETTLE_BATCHES * self.config.batch);
             let (batch, stale) = Batch::fence(unsettled, &self.shards);
+            self.lanes.stats.stale_settles += stale.len() as u64;
             self.lanes.refused(stale);
             batch
         };
@@ -130,9 +145,11 @@ impl Driver {
                 }
                 let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
                 self.log_failures(&batch, &refused);
-                self.lanes.refused(report.refused);
-                let now = self.clock.now();
-                self.lanes.settled(batch.sequences().filter(|seq| !refused.contains(seq)), now);
+                self.lanes.stats.stale_settles += refused.len() as u64;
+                let (stale, written): (Vec<i64>, Vec<i64>) =
+                    batch.in_hand(&self.shards).partition(|sequence| refused.contains(sequence));
+                self.lanes.refused(stale);
+                self.lanes.settled(written, self.clock.now());
                 self.fall_behind();
                 for wait in batch.waits() {
                     self.source.expect_due(self.clock.now() + wait);
@@ -197,5 +214,45 @@ impl Driver {
                 Done::Rested
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::store::{Position, Relay, RelayOrdering, ShardLease};
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_counts_for_shards_that_were_ours_all_the_time() {
+        let relay = Relay {
+            name: "a".to_owned(),
+            instance: Uuid::nil(),
+            ordering: RelayOrdering::PerKey,
+            lease: Duration::from_secs(30),
+        };
+        let mut shards = Shards::new(relay, 3, Duration::from_secs(3));
+        let lease = |shard, epoch| ShardLease {
+            held: Held { shard, epoch },
+            mark: Position::default(),
+            suspect_to: None,
+        };
+        let now = std::time::Instant::now();
+        shards.acquired(&[lease(0, 1), lease(1, 1), lease(2, 1)], now);
+        let unsettled = (0..3).map(|shard| Unsettled {
+            settlement: Settlement {
+                sequence: i64::from(shard) + 10,
+                shard,
+                attempts: 0,
+                verdict: Verdict::Sent,
+            },
+            lease: None,
+        });
+        let (batch, _) = Batch::fence(unsettled.collect(), &shards);
+        assert_eq!(batch.in_hand(&shards).collect::<Vec<_>>(), [10, 11, 12]);
+        shards.lost(&[0, 1]);
+        shards.acquired(&[lease(1, 2)], now);
+        assert_eq!(batch.in_hand(&shards).collect::<Vec<_>>(), [12]);
     }
 }

@@ -41,8 +41,8 @@ pub(super) struct Lane {
     pub(super) held: bool,
     /// Holds that are being written.
     pub(super) holds: u32,
-    /// A release is being read.
-    pub(super) reading: bool,
+    /// The read that brings its held followers back.
+    pub(super) reading: Option<u64>,
     /// There is more to release than the last read can have seen.
     pub(super) again: bool,
     /// Reads with this number or a later one see in the table what blocks it; `None` until that is
@@ -60,7 +60,7 @@ impl Lane {
             block: Block::Open,
             held: false,
             holds: 0,
-            reading: false,
+            reading: None,
             again: false,
             written: None,
         }
@@ -78,6 +78,7 @@ impl Lane {
 
     /// Nothing in memory and nothing in the table depends on it.
     pub(super) fn is_unused(&self) -> bool {
-        !self.busy() && self.queue.is_empty() && self.holds == 0 && !self.reading && !self.held
+        let waits = self.busy() || self.holds > 0 || self.reading.is_some();
+        !waits && self.queue.is_empty() && !self.held
     }
 }

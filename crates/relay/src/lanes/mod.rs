@@ -25,6 +25,8 @@
 //!
 //! - A shard that is lost takes all its lanes with it; outcomes that come afterwards are counted as
 //!   stale and written nowhere.
+//! - A shard that comes back begins anew: what a read or a settle that began before brings is not
+//!   taken, because another relay had the shard in between.
 //! - A dead event holds its lane until the write of its death is confirmed.
 //! - One event is handed out once: its entry leaves the set only after every read that began
 //!   before its settle was confirmed has been merged, or such a read would bring it back.
@@ -142,6 +144,17 @@ pub struct Rules {
     pub cold_queue: usize,
 }
 
+/// A lane whose held followers are to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// The lane.
+    pub lane: LaneId,
+    /// The name of its destination.
+    pub destination: String,
+    /// The number of the read. A lane that was made anew meanwhile does not know it.
+    read: u64,
+}
+
 /// A settlement on its way, with the claim that gives the right to it under row leases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unsettled {
@@ -208,10 +221,12 @@ enum Then {
 }
 
 /// A shard that lanes accept events of.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Shard {
     /// Up to here the previous owner may have had events in flight when it died.
     suspect_to: Option<i64>,
+    /// The first read that began since.
+    first_read: u64,
 }
 
 /// All lanes of a relay.
@@ -227,7 +242,7 @@ pub struct Lanes {
     careful: Careful,
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
-    releases: Vec<LaneId>,
+    releases: Vec<Release>,
     /// Keys of which nothing is handed over, each since when.
     paused_keys: BTreeMap<Key, Instant>,
     /// Counters; the driver adds its own and publishes them.

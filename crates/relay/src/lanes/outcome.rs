@@ -254,7 +254,7 @@ impl Lanes {
                 self.request_release(id);
             }
             Block::Releasing if lane.again => self.request_release(id),
-            Block::Releasing if lane.reading => {}
+            Block::Releasing if lane.reading.is_some() => {}
             _ if lane.holds == 0 => {
                 self.lanes.remove(&id);
             }

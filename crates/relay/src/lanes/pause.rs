@@ -118,7 +118,7 @@ impl Lanes {
         let was_in_the_way =
             origin == Origin::Due && matches!(wait, Some(Wait::Retry | Wait::Suspect | Wait::Held));
         // A read that is under way would bring the lane back without it. It comes again.
-        if was_in_the_way && (lane.busy() || lane.reading) {
+        if was_in_the_way && (lane.busy() || lane.reading.is_some()) {
             return Offered::Ignored;
         }
         if was_in_the_way || lane.block == Block::Open {

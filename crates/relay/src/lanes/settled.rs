@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use posthaste_core::store::Fetched;
 
-use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, State, Then, Unsettled, lane::Block};
+use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, Release, State, Then, Unsettled, lane::Block};
 
 impl Lanes {
     /// How many outcomes wait to be written.
@@ -73,7 +73,6 @@ impl Lanes {
     /// These were refused: the right to write them was lost.
     pub fn refused(&mut self, sequences: impl IntoIterator<Item = i64>) {
         for sequence in sequences {
-            self.stats.stale_settles += 1;
             if self.known.get(&sequence).is_some_and(|e| matches!(e.state, State::Settling(_))) {
                 self.known.remove(&sequence);
                 self.careful.done(sequence);
@@ -108,7 +107,7 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        if lane.holds > 0 || lane.reading {
+        if lane.holds > 0 || lane.reading.is_some() {
             return;
         }
         let breaker = &self.destinations[usize::from(id.destination)].breaker;
@@ -118,26 +117,41 @@ impl Lanes {
             lane.again = true;
             return;
         }
-        lane.reading = true;
+        let read = self.leaving.read_began();
+        lane.reading = Some(read);
         lane.again = false;
-        self.releases.push(id);
+        let destination = self.name_of(id.destination);
+        self.releases.push(Release { lane: id, destination, read });
     }
 
-    /// Lanes whose held followers are to be read, with their destination's name.
-    pub fn next_releases(&mut self) -> Vec<(LaneId, String)> {
-        std::mem::take(&mut self.releases)
-            .into_iter()
-            .filter(|id| self.lanes.contains_key(id))
-            .map(|id| (id, self.name_of(id.destination)))
-            .collect()
+    /// Lanes whose held followers are to be read; each is due back in [`released`](Self::released).
+    pub fn next_releases(&mut self) -> Vec<Release> {
+        let (awaited, gone): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.releases).into_iter().partition(|one| self.awaits(one));
+        for Release { read, .. } in gone {
+            self.read_merged(read);
+        }
+        awaited
+    }
+
+    fn awaits(&self, release: &Release) -> bool {
+        self.lanes.get(&release.lane).is_some_and(|lane| lane.reading == Some(release.read))
     }
 
     /// The lane's held followers, in order; `None` when they could not be read.
-    pub fn released(&mut self, id: LaneId, rows: Option<Vec<Fetched>>, now: Instant) {
+    pub fn released(&mut self, release: &Release, rows: Option<Vec<Fetched>>, now: Instant) {
+        // Its shard was lost meanwhile, and may have come back: another relay had the followers.
+        if self.awaits(release) {
+            self.take_back(release.lane, rows, now);
+        }
+        self.read_merged(release.read);
+    }
+
+    fn take_back(&mut self, id: LaneId, rows: Option<Vec<Fetched>>, now: Instant) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        lane.reading = false;
+        lane.reading = None;
         let Some(rows) = rows else {
             self.request_release(id);
             return;

@@ -12,7 +12,14 @@ use super::{
 impl Lanes {
     /// Events of this shard are welcome from now on.
     pub fn open_shard(&mut self, shard: u16, suspect_to: Option<i64>) {
-        self.shards.insert(shard, Shard { suspect_to });
+        let first_read = self.leaving.next_read();
+        self.shards.insert(shard, Shard { suspect_to, first_read });
+    }
+
+    /// Whether the shard has been ours since before this read began: an earlier one has seen nothing
+    /// of what another relay did with it.
+    pub fn saw(&self, read: u64, shard: u16) -> bool {
+        self.shards.get(&shard).is_some_and(|shard| shard.first_read <= read)
     }
 
     /// The shard is to be handed over: what is in flight ends, the rest is forgotten.
@@ -43,6 +50,9 @@ impl Lanes {
             }
             true
         });
+        // Also those whose attempt was being recorded, or the others would wait for them for ever.
+        let known = &self.known;
+        self.careful.forget(|sequence| known.contains_key(&sequence));
     }
 
     pub(super) fn forget_waiting(&mut self, shards: &BTreeSet<u16>) {

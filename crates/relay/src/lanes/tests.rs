@@ -153,10 +153,10 @@ fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
     lanes.published(vec![(1, Outcome::Delivered)], now());
     assert!(lanes.next_releases().is_empty(), "4 is not written yet");
     settle(&mut lanes);
-    let (lane, destination) = lanes.next_releases().pop().unwrap();
-    assert_eq!(destination, "there");
+    let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.destination, "there");
     let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
-    lanes.released(lane, Some(vec![held(2), held(3), held(4)]), now());
+    lanes.released(&release, Some(vec![held(2), held(3), held(4)]), now());
     for sequence in [2, 3, 4] {
         assert_eq!(dispatch(&mut lanes), [sequence]);
         lanes.published(vec![(sequence, Outcome::Delivered)], now());
@@ -190,8 +190,8 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     assert!(dispatch(&mut lanes).is_empty());
     let nudge = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
     assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None, now()), Offered::Ignored);
-    let (lane, _) = lanes.next_releases().pop().unwrap();
-    lanes.released(lane, Some(vec![nudge]), now());
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(vec![nudge]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
 }
 
@@ -298,6 +298,45 @@ fn an_outcome_after_the_shard_was_lost_is_counted_and_written_nowhere() {
 }
 
 #[test]
+fn suspects_go_on_after_a_shard_was_lost_while_one_of_its_was_recorded() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, false));
+    lanes.open_shard(0, Some(40));
+    lanes.open_shard(1, Some(40));
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    assert!(dispatch(&mut lanes).is_empty());
+    lanes.offer(Fetched { shard: 1, ..row(2, 2) }, Origin::Cold, None, now());
+    let recording = lanes.next_settlements(10);
+    assert_eq!(recording.len(), 1);
+    lanes.lose_shards(&BTreeSet::from([0]));
+    dispatch(&mut lanes);
+    assert!(matches!(settle(&mut lanes)[..], [(2, Verdict::Suspect { .. })]));
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_shard_that_comes_back_knows_nothing_of_reads_from_before() {
+    let mut lanes = open(OnDead::Skip);
+    let held =
+        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: false };
+    lanes.block(0, &held);
+    let before = lanes.next_releases().pop().unwrap();
+    let hot = lanes.read_began();
+    assert!(lanes.saw(hot, 0));
+    lanes.lose_shards(&BTreeSet::from([0]));
+    assert!(!lanes.saw(hot, 0));
+    lanes.open_shard(0, None);
+    lanes.block(0, &held);
+    assert!(!lanes.saw(hot, 0));
+    let again = lanes.next_releases().pop().unwrap();
+    let rows = |sequence| Some(vec![Fetched { wait: Some(Wait::Held), ..row(sequence, 1) }]);
+    // Another relay has delivered 1 meanwhile.
+    lanes.released(&before, rows(1), now());
+    assert!(dispatch(&mut lanes).is_empty());
+    lanes.released(&again, rows(2), now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
 fn hot_and_cold_are_drained_two_to_one() {
     let mut lanes = open(OnDead::Skip);
     for sequence in 0..30 {
@@ -358,8 +397,8 @@ fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
     let read = lanes.read_began();
     lanes.reconcile(read, &[]);
     lanes.read_merged(read);
-    let (lane, _) = lanes.next_releases().pop().unwrap();
-    lanes.released(lane, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]), now());
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
 }
 

@@ -27,9 +27,9 @@ fn a_paused_key_is_held_and_comes_back_in_order() {
     assert!(lanes.next_releases().is_empty());
     assert!(lanes.is_idle(), "a pause is no work left to do");
     resume(&mut lanes);
-    let (lane, _) = lanes.next_releases().pop().unwrap();
+    let release = lanes.next_releases().pop().unwrap();
     let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
-    lanes.released(lane, Some(vec![held(2), held(4)]), now());
+    lanes.released(&release, Some(vec![held(2), held(4)]), now());
     for sequence in [2, 4] {
         assert_eq!(dispatch(&mut lanes), [sequence]);
         lanes.published(vec![(sequence, Outcome::Delivered)], now());
@@ -43,9 +43,9 @@ fn what_comes_back_through_an_old_place_in_line_is_counted_as_what_it_is() {
     pause_key(&mut lanes, 1);
     settle(&mut lanes);
     resume(&mut lanes);
-    let (lane, _) = lanes.next_releases().pop().unwrap();
+    let release = lanes.next_releases().pop().unwrap();
     let held = Fetched { wait: Some(Wait::Held), ..row(1, 1) };
-    lanes.released(lane, Some(vec![held]), now());
+    lanes.released(&release, Some(vec![held]), now());
     assert_eq!(lanes.waiting(), (0, 1));
     assert_eq!(dispatch(&mut lanes), [1]);
     assert_eq!(lanes.waiting(), (0, 0));
@@ -67,16 +67,16 @@ fn what_was_let_go_and_held_again_is_not_taken_for_new_by_a_slow_read() {
         pause_key(&mut lanes, 1);
         settle(&mut lanes);
         resume(&mut lanes);
-        let (lane, _) = lanes.next_releases().pop().unwrap();
+        let release = lanes.next_releases().pop().unwrap();
         let held = || vec![Fetched { wait: Some(Wait::Held), ..row(1, 1) }];
-        lanes.released(lane, Some(held()), now());
+        lanes.released(&release, Some(held()), now());
         stop(&mut lanes);
         assert_eq!(lanes.offer(row(1, 1), Origin::Hot, None, now()), Offered::Ignored);
         lanes.read_merged(slow);
         assert_eq!(lanes.in_memory(), 0);
         resume(&mut lanes);
-        let (lane, _) = lanes.next_releases().pop().unwrap();
-        lanes.released(lane, Some(held()), now());
+        let release = lanes.next_releases().pop().unwrap();
+        lanes.released(&release, Some(held()), now());
         assert_eq!(dispatch(&mut lanes), [1]);
     }
 }

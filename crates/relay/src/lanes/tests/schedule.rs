@@ -1,5 +1,5 @@
-//! Random schedules: writes, reads that linger, outcomes, outages, settles that linger, crashes and
-//! hand-overs, in any order, against a model of the table.
+//! Random schedules: writes, reads that linger, outcomes, outages, settles that linger, crashes, a
+//! shard that goes to another relay and comes back, in any order, against a model of the table.
 
 use posthaste_core::store::{Page, Position};
 
@@ -26,7 +26,7 @@ struct Stored {
 
 /// A read under way: its number, what it looks for, what it saw, and how far it went (for the hot
 /// path: the key's previous event; for a destination's own cursor: its generation).
-type Reading = (u64, Origin, Option<LaneId>, Vec<Fetched>, i64);
+type Reading = (u64, Origin, Option<Release>, Vec<Fetched>, i64);
 
 const NAMES: [&str; 2] = ["together", "single"];
 
@@ -49,6 +49,24 @@ fn destination_of(key: &str) -> u16 {
     u16::from(key.parse().is_ok_and(|key: u8| key % 2 == 1))
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Us,
+    /// Ours until what is under way has ended; the next owner starts here.
+    Leaving(i64),
+    /// Ours before, and nobody's since; or another relay's, which has told where it got to.
+    Nobody,
+    Other,
+}
+
+/// A settle under way.
+struct Settling {
+    batch: Vec<Unsettled>,
+    epoch: u64,
+    /// It has reached the table, and only the answer is missing.
+    written: bool,
+}
+
 /// The table, the relay's lanes, and everything that is under way between them.
 struct World {
     table: BTreeMap<i64, Stored>,
@@ -65,7 +83,13 @@ struct World {
     paused_keys: BTreeSet<Key>,
     paused: BTreeSet<&'static str>,
     in_flight: Vec<Vec<i64>>,
-    settling: Option<Vec<Unsettled>>,
+    settling: Option<Settling>,
+    /// Whose the shard is.
+    owner: Owner,
+    /// The right to write: another one with each owner.
+    epoch: u64,
+    /// Everything that was visible has been read since the shard was taken: the hot path is used.
+    read_once: bool,
     /// Order of first acknowledgements.
     acknowledged: Vec<i64>,
 }
@@ -86,6 +110,9 @@ impl World {
             paused: BTreeSet::new(),
             in_flight: Vec::new(),
             settling: None,
+            owner: Owner::Us,
+            epoch: 0,
+            read_once: true,
             acknowledged: Vec::new(),
         };
         world.lanes.open_shard(0, None);
@@ -114,7 +141,7 @@ impl World {
     }
 
     fn begin_read(&mut self, origin: Origin) {
-        if self.polling() {
+        if self.polling() || self.owner != Owner::Us {
             return;
         }
         let wanted = |stored: &Stored| match origin {
@@ -144,6 +171,9 @@ impl World {
             .map(|(sequence, _)| *sequence)
             .collect();
         let Some(sequence) = fresh.get(pick % fresh.len().max(1)).copied() else { return };
+        if !self.read_once || self.owner != Owner::Us {
+            return;
+        }
         let read = self.lanes.read_began();
         let key = self.table[&sequence].key;
         let previous = self
@@ -157,18 +187,18 @@ impl World {
     }
 
     fn begin_release(&mut self) {
-        for (lane, _) in self.lanes.next_releases() {
+        for release in self.lanes.next_releases() {
+            let key = release.lane.key.0;
             let rows = self
                 .table
                 .iter()
                 .filter(|(_, stored)| {
-                    stored.stand == Stand::Waits(Wait::Held) && i64::from(stored.key) == lane.key.0
+                    stored.stand == Stand::Waits(Wait::Held) && i64::from(stored.key) == key
                 })
                 .map(|(sequence, _)| self.fetched(*sequence))
                 .take(RELEASE_LIMIT)
                 .collect();
-            let read = self.lanes.read_began();
-            self.reads.push_back((read, Origin::Held, Some(lane), rows, 0));
+            self.reads.push_back((release.read, Origin::Held, Some(release), rows, 0));
         }
     }
 
@@ -176,19 +206,21 @@ impl World {
         if self.reads.is_empty() {
             return;
         }
-        let Some((read, origin, lane, rows, until)) = self.reads.remove(pick % self.reads.len())
+        let Some((read, origin, release, rows, until)) = self.reads.remove(pick % self.reads.len())
         else {
             return;
         };
-        match (origin, lane) {
-            (Origin::Held, Some(lane)) => self.lanes.released(lane, Some(rows), self.now),
+        match (origin, release) {
+            (Origin::Held, Some(release)) => self.lanes.released(&release, Some(rows), self.now),
             (Origin::Hot, _) => {
-                if until == 0 || self.lanes.in_hand(until) {
+                let ours = self.read_once && self.lanes.saw(read, 0);
+                if ours && (until == 0 || self.lanes.in_hand(until)) {
                     self.offer(rows, origin);
                 }
             }
             (Origin::CatchUp(destination), _) => self.caught(destination, rows, until as u64),
             _ => {
+                self.read_once |= origin == Origin::Cold && rows.len() < 4;
                 self.offer(rows, origin);
                 if origin == Origin::Cold {
                     self.cursor = self.cursor.max(until);
@@ -219,7 +251,7 @@ impl World {
         let Some(destination) = behind.get(pick % behind.len().max(1)).copied() else { return };
         let wanted = self.lanes.wants_probe(destination)
             || self.lanes.room_behind(destination, usize::MAX) > 0;
-        if self.polling() || !wanted {
+        if self.polling() || !wanted || self.owner != Owner::Us {
             return;
         }
         let from = self.source.begin_behind(destination);
@@ -255,6 +287,7 @@ impl World {
             let mut ahead: BTreeSet<i64> = BTreeSet::new();
             let name = NAMES.get(usize::from(destination));
             assert!(batch.is_empty() || !name.is_some_and(|name| self.paused.contains(name)));
+            assert!(batch.is_empty() || self.owner == Owner::Us, "the shard is not ours");
             for envelope in &batch {
                 let sequence = envelope.sequence;
                 let key = self.table[&sequence].key;
@@ -310,12 +343,20 @@ impl World {
         self.note_skipped();
     }
 
-    fn begin_settle(&mut self) {
+    /// Outcomes are written now, or on the way for a while.
+    fn begin_settle(&mut self, written: bool) {
         if self.settling.is_some() {
             return;
         }
         let batch = self.lanes.next_settlements(3);
-        for unsettled in &batch {
+        if written {
+            self.write_outcomes(&batch);
+        }
+        self.settling = Some(Settling { batch, epoch: self.epoch, written });
+    }
+
+    fn write_outcomes(&mut self, batch: &[Unsettled]) {
+        for unsettled in batch {
             let settlement = &unsettled.settlement;
             let Some(stored) = self.table.get_mut(&settlement.sequence) else { continue };
             if matches!(stored.stand, Stand::Sent | Stand::Dead) {
@@ -332,15 +373,24 @@ impl World {
                 Verdict::Unclaimed => Stand::Fresh,
             };
         }
-        self.settling = Some(batch);
     }
 
     fn end_settle(&mut self) {
-        if let Some(batch) = self.settling.take() {
-            self.lanes.settled(batch.iter().map(|unsettled| unsettled.settlement.sequence), now());
-            if self.on_dead == OnDead::Park {
-                self.nudge();
-            }
+        let Some(Settling { batch, epoch, written }) = self.settling.take() else { return };
+        let refused = !written && epoch != self.epoch;
+        if !written && !refused {
+            self.write_outcomes(&batch);
+        }
+        let sequences = batch.iter().map(|unsettled| unsettled.settlement.sequence);
+        if epoch != self.epoch {
+            // As the driver does it: what was in hand then is forgotten.
+        } else if refused {
+            self.lanes.refused(sequences);
+        } else {
+            self.lanes.settled(sequences, now());
+        }
+        if self.on_dead == OnDead::Park {
+            self.nudge();
         }
     }
 
@@ -363,21 +413,103 @@ impl World {
 
     fn save_mark(&mut self) {
         let mark = self.lanes.mark(self.cursor);
-        self.mark = self.source.behind_mark().map_or(mark, |behind| mark.min(behind));
+        let mark = self.source.behind_mark().map_or(mark, |behind| mark.min(behind));
+        match self.owner {
+            Owner::Us => self.mark = mark,
+            Owner::Leaving(first) => self.mark = mark.min(first),
+            Owner::Nobody | Owner::Other => {}
+        }
+    }
+
+    /// The shard goes to another relay: in good order, or because its lease has run out.
+    fn give_away(&mut self, in_order: bool) {
+        match self.owner {
+            Owner::Us if in_order => {
+                self.save_mark();
+                self.owner = Owner::Leaving(self.mark);
+                self.lanes.close_shard(0);
+            }
+            Owner::Leaving(_) if in_order => {
+                if !self.lanes.busy_shards().contains(&0) {
+                    self.save_mark();
+                    self.lose(Owner::Other);
+                }
+            }
+            Owner::Us | Owner::Leaving(_) => self.lose(Owner::Nobody),
+            Owner::Nobody | Owner::Other => {}
+        }
+    }
+
+    fn lose(&mut self, owner: Owner) {
+        self.owner = owner;
+        self.lanes.lose_shards(&BTreeSet::from([0]));
+        self.source.reset();
+        for destination in 0..self.lanes.destinations() {
+            self.lanes.caught_up(destination);
+        }
+    }
+
+    /// Another relay has the shard, and delivers or fails the next event of a key.
+    fn other(&mut self, pick: usize) {
+        if !matches!(self.owner, Owner::Nobody | Owner::Other) {
+            return;
+        }
+        if self.owner == Owner::Nobody {
+            self.epoch += 1;
+            self.owner = Owner::Other;
+        }
+        let mut ahead = self.table.iter_mut().filter(|(_, stored)| {
+            usize::from(stored.key) == pick % 3
+                && !matches!(stored.stand, Stand::Sent | Stand::Dead)
+        });
+        let Some((&sequence, stored)) = ahead.next() else { return };
+        if pick.is_multiple_of(4) {
+            stored.stand = Stand::Waits(Wait::Retry);
+            for (_, follower) in ahead.take(pick / 4 % 3) {
+                follower.stand = Stand::Waits(Wait::Held);
+            }
+        } else {
+            stored.stand = Stand::Sent;
+            if !self.acknowledged.contains(&sequence) {
+                self.acknowledged.push(sequence);
+            }
+        }
+        let fresh = |stored: &Stored| stored.stand == Stand::Fresh;
+        let first = self.table.iter().find(|(_, stored)| fresh(stored)).map(|(first, _)| first - 1);
+        self.mark = first.unwrap_or(self.table.len() as i64);
+    }
+
+    /// The shard is free and ours again, as the driver takes it.
+    fn acquire(&mut self) {
+        let suspect_to = match self.owner {
+            Owner::Other => None,
+            Owner::Nobody => self.table.keys().last().copied(),
+            Owner::Us | Owner::Leaving(_) => return,
+        };
+        if self.polling() || self.lanes.busy_shards().contains(&0) {
+            return;
+        }
+        self.epoch += 1;
+        self.take_over(suspect_to);
     }
 
     /// The relay dies and another takes over: from the mark, with what the table says is blocked.
     fn crash(&mut self) {
         self.lanes = Lanes::new(two(self.on_dead));
         self.source = Source::new(&Config::default(), now());
-        self.source.rewind(page(self.mark, true).position);
-        let last = self.table.keys().last().copied();
-        self.lanes.open_shard(0, last);
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
-        self.cursor = self.mark;
         self.reads.clear();
         self.in_flight.clear();
         self.settling = None;
+        self.epoch += 1;
+        self.take_over(self.table.keys().last().copied());
+    }
+
+    fn take_over(&mut self, suspect_to: Option<i64>) {
+        self.owner = Owner::Us;
+        self.read_once = false;
+        self.cursor = self.mark;
+        self.lanes.open_shard(0, suspect_to);
         let mut blocked: BTreeMap<u8, bool> = BTreeMap::new();
         for stored in self.table.values() {
             match stored.stand {
@@ -399,6 +531,7 @@ impl World {
             };
             self.lanes.block(0, &lane);
         }
+        self.source.rewind(page(self.mark, true).position);
     }
 
     /// An operator pauses a key or a destination, or lets it go on.
@@ -426,7 +559,8 @@ impl World {
             assert_eq!(of.waiting_hot, count(&|e| waits(e) && e.hot), "hot for {name}");
             assert_eq!(of.waiting_cold, count(&|e| waits(e) && !e.hot), "cold for {name}");
         }
-        for (id, lane) in &lanes.lanes {
+        // Those of a shard that is being handed over have no future.
+        for (id, lane) in lanes.lanes.iter().filter(|_| self.owner == Owner::Us) {
             let of_it = |entry: &Entry| entry.lane == Some(*id);
             let queued = count(&|e| of_it(e) && e.state == State::Waiting);
             let holds = count(&|e| of_it(e) && e.state == State::Settling(Then::Hold));
@@ -452,6 +586,10 @@ impl World {
         (self.paused_keys, self.paused) = (BTreeSet::new(), BTreeSet::new());
         for turn in 0..2_000 {
             self.now += Duration::from_secs(1);
+            if matches!(self.owner, Owner::Leaving(_)) {
+                self.give_away(true);
+            }
+            self.acquire();
             self.lanes.wake_breakers(self.now);
             match turn % 3 {
                 0 => self.begin_read(Origin::Cold),
@@ -466,7 +604,7 @@ impl World {
             while !self.in_flight.is_empty() {
                 self.outcome(0, 7);
             }
-            self.begin_settle();
+            self.begin_settle(true);
             self.end_settle();
             if self.on_dead == OnDead::Park {
                 self.nudge();
@@ -486,7 +624,7 @@ impl World {
 
 fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
-    match action % 22 {
+    match action % 25 {
         0 | 1 => world.write((pick % 3) as u8),
         2 | 3 => world.begin_read(Origin::Cold),
         4 => world.begin_read(Origin::Due),
@@ -495,11 +633,14 @@ fn act(world: &mut World, action: u8, pick: u8) {
         7 | 8 => world.merge_read(pick),
         9 | 10 => world.dispatch(1 + pick % 4),
         11 | 12 => world.outcome(pick, pick / 7),
-        13 => world.begin_settle(),
+        13 => world.begin_settle(pick % 3 > 0),
         14 => world.end_settle(),
         15 | 16 => world.begin_catch_up(pick),
         17 => world.now += Duration::from_millis(50),
         20 | 21 => world.pause(pick),
+        22 => world.give_away(pick % 4 > 0),
+        23 => world.other(pick),
+        24 => world.acquire(),
         18 => world.up[pick % 2] = pick % 3 > 0,
         _ if pick < 32 => world.crash(),
         _ => world.save_mark(),
