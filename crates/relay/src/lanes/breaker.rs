@@ -60,6 +60,8 @@ pub(super) struct Breaker {
     failures: u32,
     /// The key of the last probe: the next one is another's.
     probed: Option<i64>,
+    /// When a held lane is looked for again that has an event to try.
+    look_at: Option<Instant>,
     /// Failures since the last success.
     in_a_row: u32,
     /// Keys of these.
@@ -115,6 +117,18 @@ impl Breaker {
         self.is_closed() || (self.paused.is_none() && self.probe() == Some(sequence))
     }
 
+    /// One event may go.
+    fn half_open(&mut self) {
+        self.position = Position::HalfOpen(None);
+        self.look_at = None;
+    }
+
+    /// The operator lets it go on.
+    pub(super) fn resume(&mut self) {
+        self.paused = None;
+        self.look_at = None;
+    }
+
     fn probe(&self) -> Option<i64> {
         match self.position {
             Position::HalfOpen(probe) => probe,
@@ -143,26 +157,30 @@ impl Breaker {
 impl Lanes {
     /// Lets breakers whose pause is over try one event. Gives when the next one is due.
     pub fn wake_breakers(&mut self, now: Instant) -> Option<Instant> {
-        let mut next = None;
-        let mut half_open = Vec::new();
+        let mut next: Option<Instant> = None;
+        let mut look = Vec::new();
         for (index, destination) in (0_u16..).zip(&mut self.destinations) {
             let breaker = &mut destination.breaker;
-            // The probe was lost with its shard, or died before it could be sent.
+            // The probe was lost with its shard, put back, or died before it could be sent.
             if breaker.probe().is_some_and(|probe| !self.known.contains_key(&probe)) {
+                breaker.half_open();
+            }
+            let at = match breaker.position {
+                _ if breaker.paused.is_some() => continue,
+                Position::Open(until) => until,
+                Position::HalfOpen(None) => breaker.look_at.unwrap_or(now),
+                Position::Closed | Position::HalfOpen(Some(_)) => continue,
+            };
+            let mut again = at;
+            if now >= at {
+                again = now + LONGEST_PAUSE;
                 breaker.position = Position::HalfOpen(None);
+                breaker.look_at = Some(again);
+                look.push(index);
             }
-            if let Position::Open(until) = breaker.position
-                && breaker.paused.is_none()
-            {
-                if now >= until {
-                    breaker.position = Position::HalfOpen(None);
-                    half_open.push(index);
-                } else if next.is_none_or(|known| until < known) {
-                    next = Some(until);
-                }
-            }
+            next = Some(next.map_or(again, |known| known.min(again)));
         }
-        for destination in half_open {
+        for destination in look {
             self.release_for_probe(destination);
         }
         next
@@ -290,7 +308,7 @@ impl Lanes {
             self.close(destination);
         } else if matches!(of.breaker.position, Position::Open(_)) {
             // Sent before it opened. That one came through: no need to wait any longer.
-            of.breaker.position = Position::HalfOpen(None);
+            of.breaker.half_open();
         }
         // Whatever failed before this one was handed over failed by itself.
         let of = self.at(destination);

@@ -40,7 +40,7 @@ impl Lanes {
             match of.breaker.paused {
                 None if paused => self.pause_destination(destination, now),
                 Some(_) if !paused => {
-                    of.breaker.paused = None;
+                    of.breaker.resume();
                     if of.breaker.is_closed() {
                         self.release_all(destination);
                     }

@@ -78,15 +78,17 @@ fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
     );
     lanes.take_skipped();
     let page = || vec![row(1, 1), row(2, 2), row(3, 1)];
-    assert!(lanes.wake_breakers(later(99)).is_some(), "not yet");
-    assert!(lanes.wake_breakers(later(100)).is_none());
+    assert_eq!(lanes.wake_breakers(later(99)), Some(later(100)), "not yet");
+    assert_eq!(state(&lanes), "open");
+    lanes.wake_breakers(later(100));
+    assert_eq!(state(&lanes), "half_open");
     assert!(
         !lanes.catch_up(0, page(), later(100)),
         "the cursor stays: only one of them is in hand"
     );
     assert_eq!(dispatch(&mut lanes), [1]);
     lanes.published(vec![(1, Outcome::retry("still down"))], later(100));
-    assert!(lanes.wake_breakers(later(299)).is_some(), "twice as long");
+    assert_eq!(lanes.wake_breakers(later(299)), Some(later(300)), "twice as long");
     lanes.wake_breakers(later(300));
     lanes.catch_up(0, page(), later(300));
     assert_eq!(dispatch(&mut lanes), [2], "another key");
@@ -98,6 +100,54 @@ fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
     assert_eq!(dispatch(&mut lanes), [1]);
     lanes.caught_up(0);
     assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
+}
+
+#[test]
+fn a_held_event_is_tried_again_when_the_probe_was_lost() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    let held =
+        Blocked { destination: "there".to_owned(), key: Key(9), waiting: false, parked: false };
+    lanes.block(0, &held);
+    lanes.wake_breakers(later(100));
+    let release = lanes.next_releases().pop().unwrap();
+    let rows = || Some(vec![Fetched { wait: Some(Wait::Held), ..row(9, 9) }]);
+    lanes.released(&release, rows(), later(100));
+    // It is put back before it was handed over.
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), later(100));
+    lanes.wake_breakers(later(110));
+    assert!(lanes.next_releases().is_empty());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), later(120));
+    lanes.wake_breakers(later(120));
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, rows(), later(120));
+    assert_eq!(dispatch(&mut lanes), [9]);
+    lanes.published(vec![(9, Outcome::Delivered)], later(120));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn a_held_event_is_looked_for_again_and_again() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    let held =
+        Blocked { destination: "there".to_owned(), key: Key(9), waiting: false, parked: false };
+    lanes.block(0, &held);
+    lanes.wake_breakers(later(100));
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(Vec::new()), later(100));
+    assert_eq!(lanes.wake_breakers(later(200)), Some(later(5_100)));
+    assert!(lanes.next_releases().is_empty());
+    lanes.wake_breakers(later(5_100));
+    assert_eq!(lanes.next_releases().len(), 1);
 }
 
 #[test]
