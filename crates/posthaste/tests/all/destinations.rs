@@ -199,8 +199,8 @@ async fn a_slow_destination_holds_nobody_back<DB: TestDatabase>(on: &Fixture<DB>
         let events = (0..10).flat_map(|key| [of("Left", 100 + key, n), of("Right", key, n)]);
         on.enqueue(events.collect()).await;
     }
-    let stats = until(&relay, "the quick one", |stats| stats.delivered >= 500).await;
-    assert!(stats.in_memory < 400, "{stats:?}");
+    // What is delivered leaves once it is settled; of the rest no more stays than may wait.
+    until(&relay, "the quick one", |stats| stats.delivered >= 500 && stats.in_memory <= 52).await;
     relay.stop().await.unwrap();
 }
 
