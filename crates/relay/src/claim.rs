@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use posthaste_core::{
     Error, ErrorKind, Result,
-    store::{Blocked, Census, Fetched, Held, Position, Relay as Identity, ShardLease, Store},
+    store::{
+        Blocked, Census, Fetched, Held, Position, Relay as Identity, RelayOrdering, ShardLease,
+        Store,
+    },
 };
 
 use crate::{
@@ -150,12 +153,17 @@ impl Driver {
             self.acquired_once = true;
         }
         self.wanted = plan.acquire;
+        self.give_away(plan.hand_over);
+        Ok(())
+    }
+
+    /// Nothing more of these is taken in; once what is under way has ended, they are handed over.
+    pub(crate) fn give_away(&mut self, shards: Vec<u16>) {
         let mark = self.mark();
-        for shard in plan.hand_over {
+        for shard in shards {
             self.shards.hand_over(shard, &mark);
             self.lanes.close_shard(shard);
         }
-        Ok(())
     }
 
     /// Who is alive, which of them keeps house, and whether shards are left that are nobody's.
@@ -261,6 +269,11 @@ impl Driver {
     pub(crate) fn lose(&mut self, lost: &BTreeSet<u16>) {
         if lost.is_empty() {
             return;
+        }
+        if self.config.ordering == RelayOrdering::Global {
+            // The events of all shards follow each other in one lane: without those of the lost ones
+            // the rest cannot go on where it is.
+            self.give_away(self.shards.reading());
         }
         self.lanes.lose_shards(lost);
         if self.shards.is_empty() {

@@ -8,7 +8,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use posthaste_core::{Event, key::shard_hash, store::HotRow};
+use posthaste_core::{
+    Event,
+    key::shard_hash,
+    store::{HotRow, RelayOrdering},
+};
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
@@ -79,6 +83,14 @@ impl Driver {
             self.drop_hot(events.len() - fits);
             let sequences: Vec<i64> = events[..fits].iter().map(|e| e.sequence).collect();
             self.claim_hot(sequences);
+            return;
+        }
+        if self.config.ordering == RelayOrdering::Global {
+            // Whether one of another key comes before them, only the cursor knows.
+            if self.shards.is_empty() {
+                self.wake_others();
+            }
+            self.source.wake();
             return;
         }
         let total = u32::from(self.shards.total());

@@ -139,11 +139,7 @@ impl Driver {
     pub(crate) fn stand_down(&mut self, now: Instant) {
         self.wanted.clear();
         self.let_go(now);
-        let mark = self.mark();
-        for shard in self.shards.reading() {
-            self.shards.hand_over(shard, &mark);
-            self.lanes.close_shard(shard);
-        }
+        self.give_away(self.shards.reading());
     }
 
     /// What failed and is undecided goes back, and so does what was claimed and waits.

@@ -22,8 +22,9 @@ const PROBE_PAGE: usize = 100;
 impl Driver {
     /// Whether there is something to read from, and nothing in the way of it.
     pub(crate) fn reads(&self) -> bool {
-        let waits = self.acquiring || !self.wanted.is_empty() || !self.shards.reads();
-        !self.rests() && (self.by_rows() || !waits)
+        let taking = self.acquiring || !self.wanted.is_empty();
+        let owns = self.shards.reads() && self.shards.suffices();
+        !self.rests() && (self.by_rows() || (owns && !taking))
     }
 
     pub(crate) fn read(&mut self, now: Instant) {

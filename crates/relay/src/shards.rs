@@ -77,13 +77,17 @@ impl Shards {
         };
         let all = 0..self.total;
         if self.relay.ordering == RelayOrdering::Global {
-            // Whoever holds shard 0 takes the rest; everybody else stands by.
-            let acquire = if self.held.contains_key(&0) {
-                all.filter(free).collect()
-            } else {
-                std::iter::once(0).filter(free).collect()
+            // Whoever holds shard 0 takes the rest; everybody else stands by, and gives back what it
+            // has left of a time when it was the one.
+            return match self.held.get(&0) {
+                Some(_) if self.handing_over() => Plan::default(),
+                Some(_) => Plan { acquire: all.filter(free).collect(), hand_over: Vec::new() },
+                None if self.held.is_empty() => {
+                    let acquire = std::iter::once(0).filter(free).collect();
+                    Plan { acquire, hand_over: Vec::new() }
+                }
+                None => Plan { acquire: Vec::new(), hand_over: self.reading() },
             };
-            return Plan { acquire, hand_over: Vec::new() };
         }
         let share = share(census, &me, self.total);
         let keeping = self.held.values().filter(|mine| mine.handing_over.is_none()).count();
@@ -152,11 +156,15 @@ impl Shards {
         shards.iter().copied().filter(|shard| self.held.remove(shard).is_some()).collect()
     }
 
+    /// What is held is enough to begin with. Under `global` that is all: the first event can be of any
+    /// shard.
+    pub(crate) fn suffices(&self) -> bool {
+        self.relay.ordering != RelayOrdering::Global || self.held.len() == usize::from(self.total)
+    }
+
     /// Whether events may be handed to a transport now.
     pub(crate) fn may_dispatch(&self, now: Instant) -> bool {
-        let complete = self.relay.ordering != RelayOrdering::Global
-            || self.held.len() == usize::from(self.total);
-        complete && self.deadline.is_some_and(|deadline| now + self.margin < deadline)
+        self.suffices() && self.deadline.is_some_and(|deadline| now + self.margin < deadline)
     }
 
     pub(crate) fn hand_over(&mut self, shard: u16, mark: &Position) {
@@ -305,6 +313,15 @@ mod tests {
         let seen = census(&[&a, &b], owners);
         assert_eq!(a.plan(&seen, &BTreeSet::new()).acquire, (1..8).collect::<Vec<_>>());
         assert_eq!(b.plan(&seen, &BTreeSet::new()), Plan::default());
+
+        // The other one took shard 0 when its lease had run out, and none of the rest.
+        a.acquired(&(1..8).map(lease).collect::<Vec<_>>(), Instant::now());
+        a.lost(&[0]);
+        let mut owners = [Some(&a); 8];
+        owners[0] = Some(&b);
+        let seen = census(&[&a, &b], owners);
+        let rest = (1..8).collect::<Vec<_>>();
+        assert_eq!(a.plan(&seen, &BTreeSet::new()), Plan { acquire: vec![], hand_over: rest });
     }
 
     #[test]

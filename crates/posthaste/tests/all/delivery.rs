@@ -25,7 +25,6 @@ on_every_database!(
     a_parked_key_goes_on_when_its_dead_event_is_discarded,
     a_replayed_parked_event_goes_before_its_followers,
     a_parked_key_without_followers_goes_on_after_a_discard,
-    under_global_a_parked_event_holds_all_until_it_is_discarded,
     a_panic_in_a_handler_is_a_retry,
     a_dispatch_past_its_timeout_is_a_failure,
     a_delayed_event_is_delivered_when_it_falls_due_and_holds_nobody_back,
@@ -37,7 +36,6 @@ on_every_database!(
     one_pass_by_hand_delivers_what_is_there_and_gives_the_shards_back,
     a_second_start_is_a_clear_error,
     unordered_relays_share_the_work_without_sending_twice,
-    the_total_order_is_kept_under_global,
     retry_after_burns_no_attempt,
 );
 
@@ -227,27 +225,6 @@ async fn a_parked_key_without_followers_goes_on_after_a_discard<DB: TestDatabase
     on.enqueue(vec![event("k", 1), event("k", 2)]).await;
     soon("the key", transport.wait_for(2)).await;
     assert_eq!(numbers(&transport.delivered(), "k"), [1, 2]);
-    relay.stop().await.unwrap();
-}
-
-async fn under_global_a_parked_event_holds_all_until_it_is_discarded<DB: TestDatabase>(
-    on: &Fixture<DB>,
-) {
-    let transport = first_one_dies();
-    let poison = event("a", 0);
-    let id = poison.id();
-    on.enqueue(vec![poison, event("b", 1), event("c", 2)]).await;
-    let config = Config { on_dead: OnDead::Park, ordering: RelayOrdering::Global, ..quick() };
-    let relay = on.relay(transport.clone(), config);
-    relay.start().await.unwrap();
-    until(&relay, "its death", |stats| stats.dead == 1).await;
-    let polls = relay.stats().polls;
-    until(&relay, "a few polls", |stats| stats.polls > polls + 6).await;
-    assert!(transport.delivered().is_empty());
-    on.store.discard(&Selection::One(id)).await.unwrap();
-    soon("the rest", transport.wait_for(2)).await;
-    let order: Vec<u64> = transport.delivered().iter().map(number).collect();
-    assert_eq!(order, [1, 2]);
     relay.stop().await.unwrap();
 }
 
@@ -466,23 +443,6 @@ async fn unordered_relays_share_the_work_without_sending_twice<DB: TestDatabase>
     let mut seen: Vec<u64> = transport.delivered().iter().map(number).collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..400).collect::<Vec<_>>());
-}
-
-async fn the_total_order_is_kept_under_global<DB: TestDatabase>(on: &Fixture<DB>) {
-    on.enqueue((0..60).map(|n| event(&n.to_string(), n)).collect()).await;
-    let transport = MemoryTransport::scripted(|envelope| {
-        if envelope.attempts == 0 && number(envelope) % 10 == 3 {
-            return Outcome::retry("once");
-        }
-        Outcome::Delivered
-    });
-    let config = Config { ordering: RelayOrdering::Global, ..quick() };
-    let relay = on.relay(transport.clone(), config);
-    relay.start().await.unwrap();
-    soon("delivery", transport.wait_for(60)).await;
-    let order: Vec<u64> = transport.delivered().iter().map(number).collect();
-    assert_eq!(order, (0..60).collect::<Vec<_>>());
-    relay.stop().await.unwrap();
 }
 
 async fn retry_after_burns_no_attempt<DB: TestDatabase>(on: &Fixture<DB>) {

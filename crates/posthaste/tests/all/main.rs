@@ -15,6 +15,8 @@ mod destinations;
 
 mod domain;
 
+mod global;
+
 mod hooks;
 
 mod inbox;

@@ -66,6 +66,14 @@ impl Lane {
         }
     }
 
+    /// A place by its number for an event that comes late, behind the head if that stands in line
+    /// already: under `global` everything that is visible has its turn in that order.
+    pub(super) fn insert(&mut self, pending: Pending) {
+        let waiting = self.queue.iter().skip(usize::from(self.scheduled)).rev();
+        let behind = waiting.take_while(|other| other.sequence > pending.sequence).count();
+        self.queue.insert(self.queue.len() - behind, pending);
+    }
+
     /// Its head is in line or under way.
     pub(super) fn busy(&self) -> bool {
         self.scheduled || self.in_flight > 0

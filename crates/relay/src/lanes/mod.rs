@@ -98,6 +98,11 @@ pub struct LaneId {
     pub key: Key,
 }
 
+impl LaneId {
+    /// The one lane of `global`, whatever the destinations.
+    const OF_ALL: Self = Self { destination: 0, key: Key(0) };
+}
+
 /// How a row was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {

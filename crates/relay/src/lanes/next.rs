@@ -5,7 +5,7 @@ use posthaste_core::{
     store::{Verdict, Wait},
 };
 
-use super::{LaneId, Lanes, Ready, State, Then, lane::Pending, unsettled};
+use super::{Entry, LaneId, Lanes, Ready, State, Then, lane::Pending, unsettled};
 
 impl Lanes {
     /// Up to `max` events to hand to this destination now, none behind `reserved`. Says when only
@@ -22,7 +22,9 @@ impl Lanes {
         if global && of.breaker.paused.is_some() {
             return (Vec::new(), false);
         }
-        let (waiting, together) = (of.waiting_hot + of.waiting_cold, of.rules.together);
+        let waiting = of.waiting_hot + of.waiting_cold;
+        // Nothing is held under `global`: what failed behind another one would have no place to wait.
+        let together = of.rules.together && !global;
         let mut batch = Vec::with_capacity(max.min(waiting));
         while batch.len() < max {
             if let Some(envelope) = self.next_careful(destination) {
@@ -54,7 +56,7 @@ impl Lanes {
                 && together
                 && batch.len() > before
             {
-                self.take_followers(id, destination, max, reserved, &mut batch);
+                self.take_followers(id, max, reserved, &mut batch);
             }
         }
         self.start_careful();
@@ -71,34 +73,27 @@ impl Lanes {
     /// A suspect of this destination whose attempt is recorded.
     fn next_careful(&mut self, destination: u16) -> Option<Envelope> {
         let (known, of) = (&self.known, &self.destinations[usize::from(destination)]);
+        let paused = &self.paused_keys;
         self.careful.next_ready(|sequence| {
-            of.breaker.lets(sequence)
-                && known.get(&sequence).is_some_and(|entry| entry.destination == destination)
+            let goes = |entry: &Entry| {
+                // Under `global` it stays where it is while its key is paused.
+                entry.destination == destination
+                    && entry.key.is_none_or(|key| !paused.contains_key(&key))
+            };
+            of.breaker.lets(sequence) && known.get(&sequence).is_some_and(goes)
         })
     }
 
     /// What follows in the lane flies together with its head, where the destination takes it so.
-    fn take_followers(
-        &mut self,
-        id: LaneId,
-        destination: u16,
-        max: usize,
-        reserved: i64,
-        batch: &mut Vec<Envelope>,
-    ) {
+    fn take_followers(&mut self, id: LaneId, max: usize, reserved: i64, batch: &mut Vec<Envelope>) {
         while batch.len() < max
             && let Some(lane) = self.lanes.get_mut(&id)
             && let Some(Pending { sequence, content: Ok(_), wait, .. }) = lane.queue.front()
             && *sequence <= reserved
             && *wait != Some(Wait::Suspect)
         {
-            // Under `global` the next one can be another destination's, or of a paused key.
-            let follows = self.known.get(sequence).is_some_and(|entry| {
-                entry.destination == destination
-                    && entry.key.is_none_or(|key| !self.paused_keys.contains_key(&key))
-            });
             let suspect = self.shards.get(&lane.shard).and_then(|shard| shard.suspect_to);
-            if !follows || suspect.is_some_and(|to| *sequence <= to) {
+            if suspect.is_some_and(|to| *sequence <= to) {
                 return;
             }
             let Some(Pending { sequence, content: Ok(envelope), .. }) = lane.queue.pop_front()

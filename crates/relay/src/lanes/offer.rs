@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use posthaste_core::{
-    Key,
-    store::{Fetched, RowLease, Verdict, Wait},
-};
+use posthaste_core::store::{Fetched, RowLease, Verdict, Wait};
 
 use super::{
     Entry, LaneId, Lanes, Offered, Origin, Ready, Routed, State, Then, Unsettled,
@@ -170,8 +167,15 @@ impl Lanes {
             Block::Releasing if origin == Origin::Due && wait == Some(Wait::Held) => {
                 return Offered::Ignored;
             }
+            Block::Open if global => lane.insert(pending),
             Block::Open => lane.queue.push_back(pending),
-            Block::Waiting | Block::Parked if global => lane.queue.push_back(pending),
+            // It waits in memory, and goes after what blocks the lane.
+            Block::Waiting | Block::Parked if global => {
+                lane.insert(pending);
+                self.known.insert(sequence, entry);
+                self.at(destination).count_waiting(hot, 1);
+                return Offered::Accepted;
+            }
             Block::Releasing if origin == Origin::Held => lane.queue.push_back(pending),
             // A follower failed while its lane was being read back: the rest stays held.
             Block::Waiting | Block::Parked if origin == Origin::Held => return Offered::Ignored,
@@ -229,8 +233,7 @@ impl Lanes {
             return None;
         }
         if self.rules.global {
-            // One lane for all, whatever their destinations.
-            return Some(LaneId { destination: 0, key: Key(0) });
+            return Some(LaneId::OF_ALL);
         }
         Some(LaneId { destination, key: row.key? })
     }

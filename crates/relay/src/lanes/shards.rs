@@ -105,8 +105,7 @@ impl Lanes {
 
     /// The lane is blocked in the database, left so by an earlier owner.
     pub fn block(&mut self, shard: u16, blocked: &Blocked) {
-        let destination = self.destination_of(&blocked.destination);
-        let id = LaneId { destination, key: blocked.key };
+        let id = self.blocked_lane(blocked);
         // A read that is under way does not know this shard: its silence says nothing.
         let next = self.leaving.next_read();
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
@@ -122,6 +121,13 @@ impl Lanes {
         }
     }
 
+    fn blocked_lane(&mut self, blocked: &Blocked) -> LaneId {
+        if self.rules.global {
+            return LaneId::OF_ALL;
+        }
+        LaneId { destination: self.destination_of(&blocked.destination), key: blocked.key }
+    }
+
     /// Blocked lanes, for those who must ask whether an operator has acted.
     pub fn blocked(&self) -> bool {
         self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
@@ -133,10 +139,7 @@ impl Lanes {
         let still: BTreeSet<LaneId> = blocked
             .iter()
             .filter(|lane| lane.waiting || lane.parked)
-            .map(|lane| LaneId {
-                destination: self.destination_of(&lane.destination),
-                key: lane.key,
-            })
+            .map(|lane| self.blocked_lane(lane))
             .collect();
         let freed: Vec<LaneId> = self
             .lanes

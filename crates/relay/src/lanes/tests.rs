@@ -369,13 +369,29 @@ fn under_global_a_failed_event_holds_everything_and_nothing_is_marked() {
     lanes.published(vec![(1, Outcome::retry("no"))], now());
     assert_eq!(settle(&mut lanes).len(), 1);
     assert!(dispatch(&mut lanes).is_empty());
+    assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
+    assert!(dispatch(&mut lanes).is_empty());
     lanes.offer(
         Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) },
         Origin::Due,
         None,
         now(),
     );
-    for sequence in 1..=3 {
+    for sequence in 1..=4 {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
+    }
+}
+
+#[test]
+fn under_global_a_late_commit_has_its_place_among_what_waits() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, true));
+    lanes.open_shard(0, None);
+    for sequence in [3, 5, 7, 4, 2] {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+    }
+    // 3 stands in line, and its destination may not be that of 2.
+    for sequence in [3, 2, 4, 5, 7] {
         assert_eq!(dispatch(&mut lanes), [sequence]);
         lanes.published(vec![(sequence, Outcome::Delivered)], now());
     }

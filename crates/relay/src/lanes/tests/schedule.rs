@@ -31,7 +31,7 @@ type Reading = (u64, Origin, Option<Release>, Vec<Fetched>, i64);
 const NAMES: [&str; 2] = ["together", "single"];
 
 /// Two destinations: one takes several events of a key together, the other one by one.
-fn two(on_dead: OnDead) -> Rules {
+fn two(on_dead: OnDead, global: bool) -> Rules {
     let destination =
         |index: usize, together| DestinationRules { name: NAMES[index].to_owned(), together };
     Rules {
@@ -41,7 +41,7 @@ fn two(on_dead: OnDead) -> Rules {
             Ok(Routed { destination, topic: None })
         })),
         cold_queue: 4,
-        ..rules(on_dead, false)
+        ..rules(on_dead, global)
     }
 }
 
@@ -71,11 +71,15 @@ struct Settling {
 struct World {
     table: BTreeMap<i64, Stored>,
     on_dead: OnDead,
+    /// All events share one lane.
+    global: bool,
     lanes: Lanes,
     cursor: i64,
     /// What a crash leaves for the next owner.
     mark: i64,
     reads: VecDeque<Reading>,
+    /// A look at what is blocked, under way.
+    look: Option<(u64, Vec<Blocked>)>,
     /// The cursors of destinations that are behind; the driver's own.
     source: Source,
     now: Instant,
@@ -95,14 +99,16 @@ struct World {
 }
 
 impl World {
-    fn new(on_dead: OnDead) -> Self {
+    fn new(on_dead: OnDead, global: bool) -> Self {
         let mut world = Self {
             table: BTreeMap::new(),
             on_dead,
-            lanes: Lanes::new(two(on_dead)),
+            global,
+            lanes: Lanes::new(two(on_dead, global)),
             cursor: 0,
             mark: 0,
             reads: VecDeque::new(),
+            look: None,
             source: Source::new(&Config::default(), now()),
             now: now(),
             up: [true; 2],
@@ -171,7 +177,8 @@ impl World {
             .map(|(sequence, _)| *sequence)
             .collect();
         let Some(sequence) = fresh.get(pick % fresh.len().max(1)).copied() else { return };
-        if !self.read_once || self.owner != Owner::Us {
+        // Of other keys the read says nothing.
+        if !self.read_once || self.owner != Owner::Us || self.global {
             return;
         }
         let read = self.lanes.read_began();
@@ -292,8 +299,8 @@ impl World {
                 let sequence = envelope.sequence;
                 let key = self.table[&sequence].key;
                 assert!(!self.paused_keys.contains(&Key(i64::from(key))), "{sequence} is paused");
-                for (earlier, stored) in self.table.range(..sequence).filter(|(_, s)| s.key == key)
-                {
+                let before = self.table.range(..sequence);
+                for (earlier, stored) in before.filter(|(_, s)| self.global || s.key == key) {
                     assert!(
                         stored.stand == Stand::Dead
                             || self.acknowledged.contains(earlier)
@@ -458,14 +465,15 @@ impl World {
             self.epoch += 1;
             self.owner = Owner::Other;
         }
+        let global = self.global;
         let mut ahead = self.table.iter_mut().filter(|(_, stored)| {
-            usize::from(stored.key) == pick % 3
+            (global || usize::from(stored.key) == pick % 3)
                 && !matches!(stored.stand, Stand::Sent | Stand::Dead)
         });
         let Some((&sequence, stored)) = ahead.next() else { return };
         if pick.is_multiple_of(4) {
             stored.stand = Stand::Waits(Wait::Retry);
-            for (_, follower) in ahead.take(pick / 4 % 3) {
+            for (_, follower) in ahead.take(if global { 0 } else { pick / 4 % 3 }) {
                 follower.stand = Stand::Waits(Wait::Held);
             }
         } else {
@@ -495,10 +503,11 @@ impl World {
 
     /// The relay dies and another takes over: from the mark, with what the table says is blocked.
     fn crash(&mut self) {
-        self.lanes = Lanes::new(two(self.on_dead));
+        self.lanes = Lanes::new(two(self.on_dead, self.global));
         self.source = Source::new(&Config::default(), now());
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.reads.clear();
+        self.look = None;
         self.in_flight.clear();
         self.settling = None;
         self.epoch += 1;
@@ -510,28 +519,42 @@ impl World {
         self.read_once = false;
         self.cursor = self.mark;
         self.lanes.open_shard(0, suspect_to);
-        let mut blocked: BTreeMap<u8, bool> = BTreeMap::new();
-        for stored in self.table.values() {
-            match stored.stand {
-                Stand::Waits(Wait::Held) => {
-                    blocked.entry(stored.key).or_default();
-                }
-                Stand::Waits(_) => {
-                    blocked.insert(stored.key, true);
-                }
-                _ => {}
-            }
-        }
-        for (key, waiting) in blocked {
-            let lane = Blocked {
-                destination: NAMES[usize::from(key % 2)].to_owned(),
-                key: Key(i64::from(key)),
-                waiting,
-                parked: false,
-            };
+        for lane in self.blocked() {
             self.lanes.block(0, &lane);
         }
         self.source.rewind(page(self.mark, true).position);
+    }
+
+    /// What the table says is blocked.
+    fn blocked(&self) -> Vec<Blocked> {
+        let mut blocked: BTreeMap<(u8, i64), bool> = BTreeMap::new();
+        for stored in self.table.values() {
+            let lane = if self.global { 0 } else { i64::from(stored.key) };
+            if let Stand::Waits(wait) = stored.stand {
+                *blocked.entry((stored.key % 2, lane)).or_default() |= wait != Wait::Held;
+            }
+        }
+        let blocked = blocked.into_iter().map(|((destination, lane), waiting)| Blocked {
+            destination: NAMES[usize::from(destination)].to_owned(),
+            key: Key(lane),
+            waiting,
+            parked: false,
+        });
+        blocked.collect()
+    }
+
+    /// Whether what blocks lanes is still in the table is asked, and the answer comes later.
+    fn reconcile(&mut self) {
+        match self.look.take() {
+            Some((read, blocked)) => {
+                self.lanes.reconcile(read, &blocked);
+                self.lanes.read_merged(read);
+            }
+            None if self.owner == Owner::Us => {
+                self.look = Some((self.lanes.read_began(), self.blocked()));
+            }
+            None => {}
+        }
     }
 
     /// An operator pauses a key or a destination, or lets it go on.
@@ -606,6 +629,7 @@ impl World {
             }
             self.begin_settle(true);
             self.end_settle();
+            self.reconcile();
             if self.on_dead == OnDead::Park {
                 self.nudge();
             }
@@ -624,7 +648,7 @@ impl World {
 
 fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
-    match action % 25 {
+    match action % 26 {
         0 | 1 => world.write((pick % 3) as u8),
         2 | 3 => world.begin_read(Origin::Cold),
         4 => world.begin_read(Origin::Due),
@@ -641,6 +665,7 @@ fn act(world: &mut World, action: u8, pick: u8) {
         22 => world.give_away(pick % 4 > 0),
         23 => world.other(pick),
         24 => world.acquire(),
+        25 => world.reconcile(),
         18 => world.up[pick % 2] = pick % 3 > 0,
         _ if pick < 32 => world.crash(),
         _ => world.save_mark(),
@@ -664,8 +689,9 @@ proptest! {
     fn any_schedule_keeps_order_and_loses_nothing(
         actions in prop::collection::vec((any::<u8>(), any::<u8>()), 1..300),
         park in any::<bool>(),
+        global in any::<bool>(),
     ) {
-        let mut world = World::new(if park { OnDead::Park } else { OnDead::Skip });
+        let mut world = World::new(if park { OnDead::Park } else { OnDead::Skip }, global);
         for (action, pick) in actions {
             act(&mut world, action, pick);
             world.check_counts();

@@ -1,0 +1,212 @@
+//! One order for all events, whatever their keys and destinations.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use posthaste::{
+    Envelope, Event,
+    relay::{Config, Destination, OnDead, Relay, Route, Routes},
+    store::{RelayOrdering, Selection},
+    transport::{Acceptance, Capabilities, Outcome, Transport},
+    transports::memory::MemoryTransport,
+};
+
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
+
+on_every_database!(
+    the_total_order_is_kept,
+    what_comes_while_the_first_one_waits_goes_after_it,
+    the_hot_path_overtakes_nobody,
+    a_batch_of_which_one_fails_is_delivered_in_order,
+    the_next_owner_waits_for_what_failed_at_another_destination,
+    a_parked_event_holds_all_until_it_is_discarded,
+);
+
+fn global() -> Config {
+    Config { ordering: RelayOrdering::Global, ..quick() }
+}
+
+fn number(envelope: &Envelope) -> usize {
+    std::str::from_utf8(envelope.event.payload()).unwrap().parse().unwrap()
+}
+
+fn order(transport: &MemoryTransport) -> Vec<usize> {
+    transport.delivered().iter().map(number).collect()
+}
+
+fn up_to(count: usize) -> Vec<usize> {
+    (0..count).collect()
+}
+
+/// Every event has a key of its own, so that they are of many shards.
+fn events(numbers: std::ops::Range<usize>) -> Vec<Event> {
+    numbers.map(|n| event(&n.to_string(), n)).collect()
+}
+
+async fn the_total_order_is_kept<DB: TestDatabase>(on: &Fixture<DB>) {
+    on.enqueue(events(0..300)).await;
+    let transport = MemoryTransport::scripted(|envelope| {
+        if envelope.attempts == 0 && number(envelope) % 50 == 3 {
+            return Outcome::retry("once");
+        }
+        Outcome::Delivered
+    });
+    let relay = on.relay(transport.clone(), global());
+    relay.start().await.unwrap();
+    soon("delivery", transport.wait_for(300)).await;
+    assert_eq!(order(&transport), up_to(300));
+    relay.stop().await.unwrap();
+}
+
+async fn what_comes_while_the_first_one_waits_goes_after_it<DB: TestDatabase>(on: &Fixture<DB>) {
+    let transport = MemoryTransport::scripted(|envelope| {
+        if envelope.attempts == 0 && number(envelope) == 0 {
+            return Outcome::retry("once");
+        }
+        Outcome::Delivered
+    });
+    let backoff = posthaste::backoff::Backoff::Fixed(Duration::from_millis(700));
+    let relay = on.relay(transport.clone(), Config { backoff, ..global() });
+    relay.start().await.unwrap();
+    on.enqueue(events(0..1)).await;
+    until(&relay, "the failure", |stats| stats.retried == 1).await;
+    on.enqueue(events(1..10)).await;
+    soon("delivery", transport.wait_for(10)).await;
+    assert_eq!(order(&transport), up_to(10));
+    relay.stop().await.unwrap();
+}
+
+/// Its writer tells of an event; another one, of another process, has told nobody.
+async fn the_hot_path_overtakes_nobody<DB: TestDatabase>(on: &Fixture<DB>) {
+    let transport = MemoryTransport::new();
+    let rare = Duration::from_secs(50);
+    let config = Config { busy_interval: rare, idle_interval: rare, ..global() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    until(&relay, "idle", |stats| stats.idle && stats.shards_owned == stats.shards).await;
+    let outbox = on.outbox().with_hot_path(relay.hot_path());
+    for n in (0..20).step_by(2) {
+        on.enqueue(events(n..n + 1)).await;
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue_all(&mut tx, events(n + 1..n + 2)).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    soon("delivery", transport.wait_for(20)).await;
+    assert_eq!(order(&transport), up_to(20));
+    relay.stop().await.unwrap();
+}
+
+/// Takes a prefix of a batch.
+struct Prefix {
+    inner: MemoryTransport,
+    failed: AtomicBool,
+}
+
+#[async_trait]
+impl Transport for Prefix {
+    fn name(&self) -> &str {
+        "prefix"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { acceptance: Acceptance::Prefix, ..self.inner.capabilities() }
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let fails = batch.iter().position(|one| number(one) == 5);
+        let fails = fails.filter(|_| !self.failed.swap(true, Ordering::SeqCst));
+        let taken = fails.unwrap_or(batch.len());
+        let mut outcomes = self.inner.publish(&batch[..taken]).await;
+        outcomes.resize(batch.len(), Outcome::retry("not this time"));
+        outcomes
+    }
+}
+
+async fn a_batch_of_which_one_fails_is_delivered_in_order<DB: TestDatabase>(on: &Fixture<DB>) {
+    let inner = MemoryTransport::new();
+    let prefix = Prefix { inner: inner.clone(), failed: AtomicBool::new(false) };
+    on.enqueue(events(0..20)).await;
+    // Jittered, so that what failed together would not come back together.
+    let backoff = posthaste::backoff::Backoff::default();
+    let relay = on.relay(prefix, Config { backoff, ..global() });
+    relay.start().await.unwrap();
+    soon("delivery", inner.wait_for(20)).await;
+    assert_eq!(order(&inner), up_to(20));
+    relay.stop().await.unwrap();
+}
+
+/// One of several destinations, which log what they took in one place.
+#[derive(Clone)]
+struct Logged {
+    name: &'static str,
+    log: Arc<Mutex<Vec<usize>>>,
+    up: bool,
+}
+
+#[async_trait]
+impl Transport for Logged {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if !self.up {
+            let after = Some(Duration::from_millis(700));
+            return vec![Outcome::Retry { error: "later".to_owned(), after }; batch.len()];
+        }
+        self.log.lock().unwrap().extend(batch.iter().map(number));
+        vec![Outcome::Delivered; batch.len()]
+    }
+}
+
+async fn the_next_owner_waits_for_what_failed_at_another_destination<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let relay = |up: bool| {
+        let to =
+            |name, up| Destination::new(Arc::new(Logged { name, log: Arc::clone(&log), up }) as _);
+        let routes = Routes::new()
+            .route(Route::to("right").event_type("Right"))
+            .route(Route::to("left").event_type("*"));
+        let destinations = vec![to("left", true), to("right", up)];
+        Relay::routed(on.store(), destinations, routes, global()).unwrap()
+    };
+    let right = Event::builder("Right").aggregate("Order", "r").payload(&0).build().unwrap();
+    on.enqueue(vec![right]).await;
+    let first = relay(false);
+    first.start().await.unwrap();
+    until(&first, "the failure", |stats| stats.retried >= 1).await;
+    first.stop().await.unwrap();
+    on.enqueue(events(1..10)).await;
+    let second = relay(true);
+    second.start().await.unwrap();
+    until(&second, "delivery", |stats| stats.delivered == 10).await;
+    assert_eq!(*log.lock().unwrap(), up_to(10));
+    second.stop().await.unwrap();
+}
+
+async fn a_parked_event_holds_all_until_it_is_discarded<DB: TestDatabase>(on: &Fixture<DB>) {
+    let transport = MemoryTransport::scripted(|envelope| match number(envelope) {
+        0 => Outcome::dead("never"),
+        _ => Outcome::Delivered,
+    });
+    let ids: Vec<_> = on.enqueue(events(0..3)).await.iter().map(|one| one.id).collect();
+    let relay = on.relay(transport.clone(), Config { on_dead: OnDead::Park, ..global() });
+    relay.start().await.unwrap();
+    until(&relay, "its death", |stats| stats.dead == 1).await;
+    on.enqueue(events(3..5)).await;
+    let polls = relay.stats().polls;
+    until(&relay, "a few polls", |stats| stats.polls > polls + 6).await;
+    assert!(transport.delivered().is_empty());
+    on.store.discard(&Selection::One(ids[0])).await.unwrap();
+    soon("the rest", transport.wait_for(4)).await;
+    assert_eq!(order(&transport), [1, 2, 3, 4]);
+    relay.stop().await.unwrap();
+}
