@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
-    Result,
-    store::{Blocked, Fetched, Page, RelayOrdering, RowLease},
+    Key, Result,
+    store::{Blocked, Due, Fetched, Page, RelayOrdering, RowLease, Store},
 };
 
 use crate::{
@@ -15,6 +15,9 @@ use crate::{
 
 /// Most late commits that one poll takes in: a transaction of a million events can be late.
 const LATE_LIMIT: usize = 2_000;
+
+/// Most events that can block the one lane of `global`: one, and what an operator replays.
+const BLOCKERS: usize = 100;
 
 /// How many rows are looked at to find one that a destination can be tried with.
 const PROBE_PAGE: usize = 100;
@@ -47,6 +50,7 @@ impl Driver {
         };
         let shards = self.shards.reading();
         let store = Arc::clone(&self.store);
+        let blocked = self.lanes.all_blocked();
         self.tasks.spawn(async move {
             match next {
                 NextRead::Ahead(from, limit) => {
@@ -58,7 +62,7 @@ impl Driver {
                     Done::Late { read, generation, page }
                 }
                 NextRead::Due(limit) => {
-                    let due = store.read_due(&shards, limit).await;
+                    let due = read_due(&*store, &shards, limit, blocked).await;
                     Done::Due { read, limit, due }
                 }
                 NextRead::Behind { destination, from, limit } => {
@@ -83,12 +87,13 @@ impl Driver {
             }
         }
         // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
-        match self.lanes.feed() {
+        let (cold, due, least) = match self.lanes.feed() {
             // A claim of more would only be given back.
-            Feed::Probes if self.by_rows() => Room { cold: 1, due: 1, behind, least: 1 },
-            Feed::Flows | Feed::Probes => Room { cold: due, due, behind, least: half },
-            Feed::Stands => Room { cold: 0, due, behind, least: half },
-        }
+            Feed::Probes if self.by_rows() => (1, 1, 1),
+            Feed::Flows | Feed::Probes => (due, due, half),
+            Feed::Stands => (0, due, half),
+        };
+        Room { cold, due, blocked: self.lanes.all_blocked().is_some(), behind, least }
     }
 
     /// The cursor of one destination has read.
@@ -186,4 +191,20 @@ impl Driver {
         }
         self.lanes.read_merged(read);
     }
+}
+
+/// Due events, and before them what blocks this key: behind many that are delayed it would not be found.
+async fn read_due(
+    store: &dyn Store,
+    shards: &[u16],
+    limit: usize,
+    blocked: Option<Key>,
+) -> Result<Due> {
+    let mut due = store.read_due(shards, limit).await?;
+    if let Some(key) = blocked {
+        let mut rows = store.read_blockers(key, BLOCKERS).await?;
+        rows.append(&mut due.rows);
+        due.rows = rows;
+    }
+    Ok(due)
 }

@@ -43,6 +43,8 @@ pub(crate) struct Room {
     pub(crate) cold: usize,
     /// Whose time has come.
     pub(crate) due: usize,
+    /// Everything waits behind one event, which is to be read back whatever room there is.
+    pub(crate) blocked: bool,
     /// For destinations that have fallen behind.
     pub(crate) behind: Vec<(u16, usize)>,
     /// A read of fewer is not worth it.
@@ -309,7 +311,7 @@ impl Source {
         let next = turns.iter().position(|kind| *kind == self.last).map_or(0, |last| last + 1);
         let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
         in_turn.find(|kind| match kind {
-            Kind::Due => self.due && room.due >= room.least,
+            Kind::Due => self.due && (room.due >= room.least || room.blocked),
             Kind::Late => self.late && room.cold >= room.least,
             Kind::Ahead => self.ahead && room.cold >= room.least,
             Kind::Behind => !room.behind.is_empty(),
@@ -375,7 +377,7 @@ mod tests {
         let mut source = Source::new(&config, now);
         let mut kinds = Vec::new();
         for _ in 0..6 {
-            let room = Room { cold: 10, due: 10, behind: Vec::new(), least: 5 };
+            let room = Room { cold: 10, due: 10, least: 5, ..Room::default() };
             let next = source.next(now, 10, &room).unwrap();
             now += Duration::from_millis(50);
             let page = Page { rows: Vec::new(), position: Position::default(), caught_up: true };

@@ -24,7 +24,8 @@ on_databases! {
         eight_relays_that_join_leave_and_are_killed_lose_and_reorder_nothing,
         relays_that_only_join_and_leave_deliver_everything_once,
         relays_whose_connections_are_cut_deliver_everything_once,
-        relays_that_share_rows_and_are_killed_lose_nothing;
+        relays_that_share_rows_and_are_killed_lose_nothing,
+        relays_that_stand_by_and_are_killed_keep_the_order_of_all;
     mariadb, MariaDb:
         relays_that_join_leave_and_are_killed_lose_and_reorder_nothing,
         relays_that_only_join_and_leave_deliver_everything_once;
@@ -56,6 +57,14 @@ async fn relays_that_share_rows_and_are_killed_lose_nothing(on: &Fixture) {
     Churn { kills: true, ordering, seconds: 5, ..Churn::default() }.run(on).await;
 }
 
+/// One event goes after the other, each a fifth of the time in vain: the wait after a failure is short,
+/// or there would be nothing but waiting.
+async fn relays_that_stand_by_and_are_killed_keep_the_order_of_all(on: &Fixture) {
+    let ordering = RelayOrdering::Global;
+    let quick = Churn { seconds: 5, keys: 50, backoff: 5, pause: 100, ..Churn::default() };
+    Churn { kills: true, ordering, ..quick }.run(on).await;
+}
+
 /// A run.
 struct Churn {
     /// How long relays come and go.
@@ -66,6 +75,10 @@ struct Churn {
     ordering: RelayOrdering,
     /// In milliseconds.
     lease: u64,
+    /// The wait after a failure, in milliseconds.
+    backoff: u64,
+    /// That of a writer after each transaction, in milliseconds.
+    pause: u64,
     /// Half of those that leave are killed, and once a writer.
     kills: bool,
     /// All connections of all processes are cut every now and then.
@@ -80,6 +93,8 @@ impl Default for Churn {
             keys: 200,
             ordering: RelayOrdering::PerKey,
             lease: 2_000,
+            backoff: 30,
+            pause: 20,
             kills: false,
             cuts: false,
         }
@@ -145,6 +160,7 @@ impl Run<'_> {
             ordering: self.churn.ordering,
             lease: self.churn.lease,
             heartbeat: 500,
+            backoff: self.churn.backoff,
             fail: 0.2,
             // A fifth of a fifth …: with 10 attempts one event in 10 million would end dead.
             max_attempts: 25,
@@ -166,7 +182,7 @@ impl Run<'_> {
             path,
             keys: self.churn.keys,
             side_by_side: 3,
-            pause: 20,
+            pause: self.churn.pause,
             ..self.on.writer_options(name)
         };
         self.on.writer(&options)
@@ -277,8 +293,10 @@ impl Run<'_> {
         for relay in &self.stalled {
             judgement.stalled(relay);
         }
-        if self.churn.ordering == RelayOrdering::None {
-            judgement.unordered();
+        match self.churn.ordering {
+            RelayOrdering::PerKey => {}
+            RelayOrdering::Global => judgement.one_order(),
+            RelayOrdering::None => judgement.unordered(),
         }
         let verdict = judgement.verdict();
         println!("{} relays were started", self.started);
@@ -300,8 +318,10 @@ impl Run<'_> {
             "{} processes delivered; those that were left had {held} held, {suspects} suspects",
             busy.len()
         );
-        // On SQLite one shard has one owner, and who that is, and whether it is killed, is chance.
-        let shared = !matches!(self.on.connections, Connections::Sqlite(_));
+        // One shard, or all of them, have one owner, and who that is, and whether it is killed, is
+        // chance.
+        let shared = !matches!(self.on.connections, Connections::Sqlite(_))
+            && self.churn.ordering != RelayOrdering::Global;
         assert!(!shared || busy.len() > 2, "the work was shared");
         assert!(!self.churn.kills || verdict.kills > 0, "somebody was killed");
     }

@@ -11,6 +11,7 @@ use std::{
 use async_trait::async_trait;
 use posthaste::{
     Envelope, Event,
+    backoff::Backoff,
     relay::{Config, Destination, OnDead, Relay, Route, Routes},
     store::{RelayOrdering, Selection},
     transport::{Acceptance, Capabilities, Outcome, Transport},
@@ -22,6 +23,7 @@ use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 on_every_database!(
     the_total_order_is_kept,
     what_comes_while_the_first_one_waits_goes_after_it,
+    what_failed_comes_back_although_there_is_no_room,
     the_hot_path_overtakes_nobody,
     a_batch_of_which_one_fails_is_delivered_in_order,
     the_next_owner_waits_for_what_failed_at_another_destination,
@@ -71,7 +73,7 @@ async fn what_comes_while_the_first_one_waits_goes_after_it<DB: TestDatabase>(on
         }
         Outcome::Delivered
     });
-    let backoff = posthaste::backoff::Backoff::Fixed(Duration::from_millis(700));
+    let backoff = Backoff::Fixed(Duration::from_millis(700));
     let relay = on.relay(transport.clone(), Config { backoff, ..global() });
     relay.start().await.unwrap();
     on.enqueue(events(0..1)).await;
@@ -79,6 +81,33 @@ async fn what_comes_while_the_first_one_waits_goes_after_it<DB: TestDatabase>(on
     on.enqueue(events(1..10)).await;
     soon("delivery", transport.wait_for(10)).await;
     assert_eq!(order(&transport), up_to(10));
+    relay.stop().await.unwrap();
+}
+
+/// What waits behind it fills the queue, and more events than one read brings fell due before it.
+async fn what_failed_comes_back_although_there_is_no_room<DB: TestDatabase>(on: &Fixture<DB>) {
+    let transport = MemoryTransport::scripted(|envelope| {
+        if envelope.attempts == 0 && number(envelope) == 0 {
+            return Outcome::retry("once");
+        }
+        Outcome::Delivered
+    });
+    let backoff = Backoff::Fixed(Duration::from_millis(700));
+    let config = Config { batch: 10, cold_queue: 20, backoff, ..global() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    on.enqueue(events(0..1)).await;
+    until(&relay, "the failure", |stats| stats.retried == 1).await;
+    let at = jiff::Timestamp::now() + Duration::from_millis(200);
+    let delayed = (0..50).map(|n| {
+        let event = Event::builder("Later").aggregate("Order", n).raw_json("1000");
+        event.deliver_at(at).build().unwrap()
+    });
+    on.enqueue(delayed.collect()).await;
+    on.enqueue(events(1..50)).await;
+    soon("delivery", transport.wait_for(100)).await;
+    let order: Vec<usize> = order(&transport).into_iter().filter(|n| *n < 1_000).collect();
+    assert_eq!(order, up_to(50));
     relay.stop().await.unwrap();
 }
 
@@ -133,7 +162,7 @@ async fn a_batch_of_which_one_fails_is_delivered_in_order<DB: TestDatabase>(on: 
     let prefix = Prefix { inner: inner.clone(), failed: AtomicBool::new(false) };
     on.enqueue(events(0..20)).await;
     // Jittered, so that what failed together would not come back together.
-    let backoff = posthaste::backoff::Backoff::default();
+    let backoff = Backoff::default();
     let relay = on.relay(prefix, Config { backoff, ..global() });
     relay.start().await.unwrap();
     soon("delivery", inner.wait_for(20)).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use posthaste_core::store::Blocked;
+use posthaste_core::{Key, store::Blocked};
 
 use super::{
     LaneId, Lanes, Ready, Shard, State,
@@ -131,6 +131,12 @@ impl Lanes {
     /// Blocked lanes, for those who must ask whether an operator has acted.
     pub fn blocked(&self) -> bool {
         self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
+    }
+
+    /// The key of the one lane of `global`, while it is blocked: what blocks it must be read back even
+    /// if what waits behind it leaves no room.
+    pub fn all_blocked(&self) -> Option<Key> {
+        (self.rules.global && self.blocked()).then_some(LaneId::OF_ALL.key)
     }
 
     /// What a read of the blocked lanes found. A lane that is blocked here and no longer in the

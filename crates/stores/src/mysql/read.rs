@@ -83,7 +83,7 @@ impl Read for MySqlStore {
     }
 
     async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
-        if shards.is_empty() || limit == 0 {
+        if shards.is_empty() {
             return Ok(Due { rows: Vec::new(), next: None });
         }
         let count = self.shard_count().await?;
@@ -154,6 +154,17 @@ impl Read for MySqlStore {
             .await
             .and_then(|rows| fetched_all(&rows, count))
             .map_err(failed("reading held events"))
+    }
+
+    async fn read_blockers(&self, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+        let count = self.shard_count().await?;
+        sqlx::query(self.tables.sql(BLOCKERS))
+            .bind(key.0)
+            .bind(limit as u64)
+            .fetch_all(&self.pool)
+            .await
+            .and_then(|rows| fetched_all(&rows, count))
+            .map_err(failed("reading what blocks a lane"))
     }
 
     async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
@@ -247,6 +258,15 @@ const HELD: &str = concat!(
     "select ",
     columns!(),
     " from {events} e where e.lane = ? and e.destination = ? and e.wait = 'held' and ",
+    unsettled!(),
+    " order by e.sequence limit ?"
+);
+
+const BLOCKERS: &str = concat!(
+    "select ",
+    columns!(),
+    " from {events} e where e.lane = ? and e.wait in ('retry', 'suspect')
+        and e.not_before <= utc_timestamp(6) and ",
     unsettled!(),
     " order by e.sequence limit ?"
 );

@@ -250,6 +250,34 @@ pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: 
     assert_eq!(found, [lane(2, false, true)]);
 }
 
+/// Only what is in the way, and only when its time has come.
+pub async fn what_blocks_a_key_is_read_when_it_is_due<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&(0..5).map(|_| event("k")).collect::<Vec<_>>()).await;
+    outbox.enqueue(&[event("other")]).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let key = rows[0].key.unwrap();
+    owner
+        .settle(&[
+            retry(&rows[0], 1, Duration::ZERO),
+            retry(&rows[1], 1, HOUR),
+            held(&rows[2]),
+            suspect(&rows[3], 1),
+            retry(&rows[5], 1, Duration::ZERO),
+        ])
+        .await;
+    let blockers = async |limit| {
+        let found = outbox.store.read_blockers(key, limit).await.unwrap();
+        found.iter().map(|row| (row.sequence, row.wait)).collect::<Vec<_>>()
+    };
+    let expected = [(rows[0].sequence, Some(Wait::Retry)), (rows[3].sequence, Some(Wait::Suspect))];
+    assert_eq!(blockers(10).await, expected);
+    assert_eq!(blockers(1).await, expected[..1]);
+    owner.settle(&sent(&rows[..1])).await;
+    assert_eq!(blockers(10).await, expected[1..]);
+}
+
 /// Reading is not owning: it takes no lease and writes nothing.
 pub async fn reading_writes_nothing<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
