@@ -454,6 +454,9 @@ impl Driver {
 
     /// Everything that is visible was read, or waits for a destination that does not answer.
     fn has_read_all(&self) -> bool {
+        if self.lanes.stands_behind_a_blocker() {
+            return self.source.due_is_read();
+        }
         let waits = |destination| self.lanes.is_down(destination);
         let stands = (0..self.outlets.len() as u16).all(waits) && !self.source.is_reading();
         (self.source.exhausted() || stands) && self.source.behind().all(waits)

@@ -89,8 +89,9 @@ impl Driver {
             // Whether one of another key comes before them, only the cursor knows.
             if self.shards.is_empty() {
                 self.wake_others();
+            } else {
+                self.source.wake();
             }
-            self.source.wake();
             return;
         }
         let total = u32::from(self.shards.total());

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
-    Key, Result,
+    Result,
     store::{Blocked, Due, Fetched, Page, RelayOrdering, RowLease, Store},
 };
 
@@ -16,7 +16,8 @@ use crate::{
 /// Most late commits that one poll takes in: a transaction of a million events can be late.
 const LATE_LIMIT: usize = 2_000;
 
-/// Most events that can block the one lane of `global`: one, and what an operator replays.
+/// Most events that are looked for when the one lane of `global` is blocked. It is one, unless others
+/// are left from a time of another ordering.
 const BLOCKERS: usize = 100;
 
 /// How many rows are looked at to find one that a destination can be tried with.
@@ -93,7 +94,7 @@ impl Driver {
             Feed::Flows | Feed::Probes => (due, due, half),
             Feed::Stands => (0, due, half),
         };
-        Room { cold, due, blocked: self.lanes.all_blocked().is_some(), behind, least }
+        Room { cold, due, blocked: self.lanes.all_blocked(), behind, least }
     }
 
     /// The cursor of one destination has read.
@@ -167,7 +168,10 @@ impl Driver {
     /// removed it when nothing was held behind it that could tell. Under `global` nothing is ever
     /// held, so it is asked more often.
     pub(crate) fn reconcile(&mut self, now: Instant) {
-        if self.reconciling || now < self.reconcile_at || !self.lanes.blocked() {
+        if self.reconciling || !self.lanes.blocked() {
+            return;
+        }
+        if !self.lanes.take_freed() && now < self.reconcile_at {
             return;
         }
         self.reconciling = true;
@@ -193,16 +197,12 @@ impl Driver {
     }
 }
 
-/// Due events, and before them what blocks this key: behind many that are delayed it would not be found.
-async fn read_due(
-    store: &dyn Store,
-    shards: &[u16],
-    limit: usize,
-    blocked: Option<Key>,
-) -> Result<Due> {
+/// Due events, and before them what blocks everything: behind many that are delayed it would not be
+/// found.
+async fn read_due(store: &dyn Store, shards: &[u16], limit: usize, blocked: bool) -> Result<Due> {
     let mut due = store.read_due(shards, limit).await?;
-    if let Some(key) = blocked {
-        let mut rows = store.read_blockers(key, BLOCKERS).await?;
+    if blocked {
+        let mut rows = store.read_blockers(BLOCKERS).await?;
         rows.append(&mut due.rows);
         due.rows = rows;
     }

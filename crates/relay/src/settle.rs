@@ -92,6 +92,16 @@ impl Batch {
         })
     }
 
+    /// The leases of these shards, as it was fenced with them.
+    fn held(&self, shards: &[u16]) -> Vec<Held> {
+        let fences = self.parts.iter().map(|(fence, _)| fence);
+        let held = fences.flat_map(|fence| match fence {
+            Fence::Shards { held, .. } => held.as_slice(),
+            Fence::Rows(_) => &[],
+        });
+        held.filter(|held| shards.contains(&held.shard)).copied().collect()
+    }
+
     /// After which times retries of this batch fall due.
     pub(crate) fn waits(&self) -> impl Iterator<Item = Duration> {
         self.parts.iter().flat_map(|(_, part)| {
@@ -154,7 +164,7 @@ impl Driver {
                 for wait in batch.waits() {
                     self.source.expect_due(self.clock.now() + wait);
                 }
-                let lost = self.shards.lost(&report.stale_shards);
+                let lost = self.shards.lost(&batch.held(&report.stale_shards));
                 self.lose(&lost);
             }
             Err(error) => {
@@ -251,7 +261,7 @@ mod tests {
         });
         let (batch, _) = Batch::fence(unsettled.collect(), &shards);
         assert_eq!(batch.in_hand(&shards).collect::<Vec<_>>(), [10, 11, 12]);
-        shards.lost(&[0, 1]);
+        shards.lost(&batch.held(&[0, 1]));
         shards.acquired(&[lease(1, 2)], now);
         assert_eq!(batch.in_hand(&shards).collect::<Vec<_>>(), [12]);
     }

@@ -135,8 +135,13 @@ impl Shards {
         asked_at: Instant,
     ) -> BTreeSet<u16> {
         let still: BTreeSet<u16> = still.iter().copied().collect();
-        let lost: BTreeSet<u16> =
-            asked.iter().map(|held| held.shard).filter(|shard| !still.contains(shard)).collect();
+        // What was lost meanwhile, and perhaps taken anew, is not lost once more.
+        let lost: BTreeSet<u16> = asked
+            .iter()
+            .filter(|asked| self.epoch(asked.shard) == Some(asked.epoch))
+            .map(|asked| asked.shard)
+            .filter(|shard| !still.contains(shard))
+            .collect();
         self.held.retain(|shard, _| !lost.contains(shard));
         self.deadline = (!self.held.is_empty()).then(|| asked_at + self.lease);
         lost
@@ -151,15 +156,22 @@ impl Shards {
         BTreeSet::new()
     }
 
-    /// A settle was refused for these.
-    pub(crate) fn lost(&mut self, shards: &[u16]) -> BTreeSet<u16> {
-        shards.iter().copied().filter(|shard| self.held.remove(shard).is_some()).collect()
+    /// A settle was refused for these: gives those that were lost by it.
+    pub(crate) fn lost(&mut self, refused: &[Held]) -> BTreeSet<u16> {
+        let lost: BTreeSet<u16> = refused
+            .iter()
+            .filter(|refused| self.epoch(refused.shard) == Some(refused.epoch))
+            .map(|refused| refused.shard)
+            .collect();
+        self.held.retain(|shard, _| !lost.contains(shard));
+        lost
     }
 
     /// What is held is enough to begin with. Under `global` that is all: the first event can be of any
     /// shard.
     pub(crate) fn suffices(&self) -> bool {
-        self.relay.ordering != RelayOrdering::Global || self.held.len() == usize::from(self.total)
+        self.relay.ordering != RelayOrdering::Global
+            || self.reading().len() == usize::from(self.total)
     }
 
     /// Whether events may be handed to a transport now.
@@ -316,7 +328,8 @@ mod tests {
 
         // The other one took shard 0 when its lease had run out, and none of the rest.
         a.acquired(&(1..8).map(lease).collect::<Vec<_>>(), Instant::now());
-        a.lost(&[0]);
+        assert!(a.lost(&[Held { shard: 0, epoch: 0 }]).is_empty(), "that was another time");
+        assert_eq!(a.lost(&[Held { shard: 0, epoch: 1 }]), BTreeSet::from([0]));
         let mut owners = [Some(&a); 8];
         owners[0] = Some(&b);
         let seen = census(&[&a, &b], owners);

@@ -131,6 +131,11 @@ impl Source {
         self.caught_up && !self.reading && !self.ahead && !self.late && !self.due
     }
 
+    /// What is due has been read.
+    pub(crate) fn due_is_read(&self) -> bool {
+        !self.reading && !self.due
+    }
+
     /// All that was visible at the last read ahead has been read.
     pub(crate) fn caught_up(&self) -> bool {
         self.caught_up

@@ -346,7 +346,7 @@ async fn plans_use_the_indexes() {
     store.read_due(&[0], 10).await.unwrap();
     store.read_hot(&[1], &Position::default()).await.unwrap();
     store.read_held("d", key, 10).await.unwrap();
-    store.read_blockers(key, 10).await.unwrap();
+    store.read_blockers(10).await.unwrap();
     store.read_blocked(&[0]).await.unwrap();
     store.claim(&relay, &token(1), &Position::default(), 1).await.unwrap();
     store

@@ -172,9 +172,9 @@ pub trait Read: Send + Sync {
     /// The held events of one lane, in the order of their sequence, at most `limit`.
     async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>>;
 
-    /// What blocks the lanes of this key, whatever their destinations, and whose `not_before` has
-    /// passed: retried and suspect events, in the order of their sequence, at most `limit`.
-    async fn read_blockers(&self, key: Key, limit: usize) -> Result<Vec<Fetched>>;
+    /// What blocks lanes, of all shards, and whose `not_before` has passed: retried and suspect events,
+    /// in the order of their sequence, at most `limit`. For a relay that owns everything.
+    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>>;
 
     /// The blocked lanes of these shards.
     async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>>;

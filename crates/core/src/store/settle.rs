@@ -82,6 +82,8 @@ pub enum Verdict {
         destination: String,
         /// Its lane, if it has one.
         key: Option<Key>,
+        /// It is a replay and stays one: exempt from order.
+        replay: bool,
     },
     /// Back to the queue as if nothing had happened: claimed, and given back unsent.
     Unclaimed,

@@ -28,6 +28,8 @@ on_every_database!(
     a_batch_of_which_one_fails_is_delivered_in_order,
     the_next_owner_waits_for_what_failed_at_another_destination,
     a_parked_event_holds_all_until_it_is_discarded,
+    one_pass_ends_behind_an_event_that_waits,
+    one_pass_ends_behind_an_event_that_is_parked,
 );
 
 fn global() -> Config {
@@ -238,4 +240,28 @@ async fn a_parked_event_holds_all_until_it_is_discarded<DB: TestDatabase>(on: &F
     soon("the rest", transport.wait_for(4)).await;
     assert_eq!(order(&transport), [1, 2, 3, 4]);
     relay.stop().await.unwrap();
+}
+
+/// More than fits into the queue, with one that cannot go now.
+async fn passes<DB: TestDatabase>(on: &Fixture<DB>, on_dead: OnDead, outcome: Outcome) {
+    on.enqueue(events(0..40)).await;
+    let transport = MemoryTransport::scripted(move |envelope| match number(envelope) {
+        3 => outcome.clone(),
+        _ => Outcome::Delivered,
+    });
+    for _ in 0..2 {
+        let backoff = Backoff::Fixed(Duration::from_hours(1));
+        let config = Config { on_dead, batch: 5, cold_queue: 10, backoff, ..global() };
+        let relay = on.relay(transport.clone(), config);
+        soon("the pass", relay.relay_once()).await.unwrap();
+        assert_eq!(order(&transport), up_to(3));
+    }
+}
+
+async fn one_pass_ends_behind_an_event_that_waits<DB: TestDatabase>(on: &Fixture<DB>) {
+    passes(on, OnDead::Skip, Outcome::retry("later")).await;
+}
+
+async fn one_pass_ends_behind_an_event_that_is_parked<DB: TestDatabase>(on: &Fixture<DB>) {
+    passes(on, OnDead::Park, Outcome::dead("never")).await;
 }

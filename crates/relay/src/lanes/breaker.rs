@@ -26,7 +26,7 @@ use std::{
 use posthaste_core::{store::Fetched, transport::Outcome};
 
 use super::{
-    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
+    LaneId, Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
     pause::pause_wait,
 };
 
@@ -120,6 +120,11 @@ impl Breaker {
     /// One event may go.
     fn half_open(&mut self) {
         self.position = Position::HalfOpen(None);
+        self.look_at = None;
+    }
+
+    /// A lane that was read back had nothing to try.
+    pub(super) fn look_again(&mut self) {
         self.look_at = None;
     }
 
@@ -423,8 +428,8 @@ impl Lanes {
             "the destination takes nothing; its events wait and no attempt is counted"
         );
         self.stats.breakers_opened += 1;
-        self.put_undecided_back(destination, now);
         self.forget_destination(destination, now);
+        self.put_undecided_back(destination, now);
     }
 
     fn close(&mut self, destination: u16) {
@@ -450,13 +455,20 @@ impl Lanes {
         }
     }
 
-    /// The end is near: nothing undecided stays behind.
+    /// The end is near: nothing undecided stays behind, and nothing of what waits is dispatched or held
+    /// any more. That is known until its shard is closed.
     pub fn decide_all(&mut self, now: Instant) {
+        for lane in self.lanes.values_mut() {
+            lane.queue.clear();
+            lane.scheduled = false;
+        }
         for destination in 0..self.destinations() {
             self.put_undecided_back(destination, now);
         }
     }
 
+    /// After what waits in the lanes is forgotten: behind one that is written back it would be held, and
+    /// overtake those that are not.
     pub(super) fn put_undecided_back(&mut self, destination: u16, now: Instant) {
         for undecided in std::mem::take(&mut self.at(destination).undecided) {
             self.put_back(undecided.sequence, now);
@@ -473,8 +485,13 @@ impl Lanes {
         entry.attempts -= u32::from(was_recorded);
         self.careful.done(sequence);
         let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
-        if was_recorded || entry.lease.is_some() || (entry.marked && !held) {
+        if was_recorded {
+            // That must be taken back, and a hold does not write attempts.
             self.postpone(sequence, now);
+            return;
+        }
+        if entry.lease.is_some() || (entry.marked && !held) {
+            self.set_aside(sequence, now);
             return;
         }
         self.leave_lane(sequence);
@@ -493,13 +510,33 @@ impl Lanes {
         }
     }
 
+    /// An event that cannot go now, and that the cursor does not bring again. Behind another one that is
+    /// in the way in its lane it is held: with two that block it, the lane would go on after the first.
+    pub(super) fn set_aside(&mut self, sequence: i64, now: Instant) {
+        match self.behind_another(sequence) {
+            Some(id) => self.hold_behind(id, sequence),
+            None => self.postpone(sequence, now),
+        }
+    }
+
+    /// Its lane, if another event blocks that or is under way in it.
+    fn behind_another(&self, sequence: i64) -> Option<LaneId> {
+        let entry = self.known.get(&sequence).filter(|entry| !entry.blocks)?;
+        let lane = self.lanes.get(&entry.lane?)?;
+        let own = matches!(entry.state, State::InFlight | State::Undecided | State::Suspect);
+        let others = lane.in_flight > u32::from(own);
+        let blocked = matches!(lane.block, Block::Waiting | Block::Parked);
+        entry.lane.filter(|_| others || blocked)
+    }
+
     /// Written back, to come again when the destination is tried again. No attempt is counted.
-    pub(super) fn postpone(&mut self, sequence: i64, now: Instant) {
+    fn postpone(&mut self, sequence: i64, now: Instant) {
         let Some(entry) = self.known.get(&sequence) else {
             return;
         };
         let breaker = &self.destinations[usize::from(entry.destination)].breaker;
-        let key = entry.key.filter(|_| !self.rules.global);
+        // Under `global` an event of a paused key waits in its lane.
+        let key = entry.key.filter(|_| !self.rules.global || entry.lane.is_none());
         let key_paused = key.and_then(|key| self.paused_keys.get(&key));
         if let Some(since) = breaker.paused.as_ref().or(key_paused) {
             let what = if breaker.paused.is_some() { "destination" } else { "key" };
@@ -518,25 +555,30 @@ impl Lanes {
         self.write_back(sequence, after, error);
     }
 
-    /// It came behind one that failed, in the same lane and batch: it stays behind it.
+    /// It came behind one that failed, in the same lane and batch: it stays behind it, and so does what
+    /// waits in the lane.
     fn hold_back(&mut self, sequence: i64, now: Instant) {
-        let Some(entry) = self.known.get_mut(&sequence) else {
-            return;
-        };
-        let Some(id) = entry.lane else {
-            self.put_back(sequence, now);
-            return;
-        };
+        match self.known.get(&sequence).map(|entry| entry.lane) {
+            Some(Some(id)) => {
+                self.hold_behind(id, sequence);
+                self.hold_queue(id);
+            }
+            Some(None) => self.put_back(sequence, now),
+            None => {}
+        }
+    }
+
+    /// It is held behind another one of its lane.
+    fn hold_behind(&mut self, id: LaneId, sequence: i64) {
         self.leave_lane(sequence);
         if let Some(lane) = self.lanes.get_mut(&id) {
             lane.again = true;
             if lane.block == Block::Open {
-                // What it came behind died: it is read back once that is written.
+                // It is read back once what it came behind is out of the way.
                 lane.block = Block::Releasing;
             }
         }
         self.hold_follower(id, sequence);
-        self.hold_queue(id);
     }
 
     /// The event is no longer under way in its lane.

@@ -189,7 +189,7 @@ impl Lanes {
     }
 
     /// What is to become of a row of this destination.
-    pub(super) fn gate(&self, destination: u16, origin: Origin, blocks: bool) -> Gate {
+    pub(super) fn gate(&self, destination: u16, origin: Origin) -> Gate {
         let of = &self.destinations[usize::from(destination)];
         if self.rules.global {
             return Gate::Admit;
@@ -210,9 +210,8 @@ impl Lanes {
         }
         let probes = of.breaker.wants_probe();
         match origin {
-            Origin::CatchUp(_) | Origin::Held if probes => Gate::Probe,
+            Origin::CatchUp(_) | Origin::Held | Origin::Due if probes => Gate::Probe,
             Origin::CatchUp(_) | Origin::Held => Gate::Leave,
-            Origin::Due if probes && blocks => Gate::Probe,
             Origin::Due => Gate::Postpone,
             Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
             Origin::Cold | Origin::Hot => passed_over,

@@ -66,12 +66,16 @@ impl Lane {
         }
     }
 
-    /// A place by its number for an event that comes late, behind the head if that stands in line
-    /// already: under `global` everything that is visible has its turn in that order.
+    /// A place by its number, also for an event that comes late: under `global` everything that is
+    /// visible has its turn in that order, but for what blocks the lane, which is the first. A new head
+    /// must be put in line anew.
     pub(super) fn insert(&mut self, pending: Pending) {
-        let waiting = self.queue.iter().skip(usize::from(self.scheduled)).rev();
+        let first = usize::from(self.scheduled && self.block != Block::Open);
+        let waiting = self.queue.iter().skip(first).rev();
         let behind = waiting.take_while(|other| other.sequence > pending.sequence).count();
-        self.queue.insert(self.queue.len() - behind, pending);
+        let at = self.queue.len() - behind;
+        self.scheduled &= at > 0;
+        self.queue.insert(at, pending);
     }
 
     /// Its head is in line or under way.

@@ -188,6 +188,8 @@ struct Entry {
     marked: bool,
     /// It is still marked held in the database.
     held: bool,
+    /// It blocked its lane when it was read: it failed, or may have killed a relay.
+    blocks: bool,
     lease: Option<Arc<RowLease>>,
     state: State,
 }
@@ -248,6 +250,8 @@ pub struct Lanes {
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
     releases: Vec<Release>,
+    /// What blocked a lane may be gone from the table.
+    freed: bool,
     /// Keys of which nothing is handed over, each since when.
     paused_keys: BTreeMap<Key, Instant>,
     /// Counters; the driver adds its own and publishes them.
@@ -284,6 +288,7 @@ impl Lanes {
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
             releases: Vec::new(),
+            freed: false,
             paused_keys: BTreeMap::new(),
             stats: Stats::default(),
         }
@@ -312,12 +317,16 @@ impl Lanes {
 
     /// Nothing waits, flies or settles, and no lane is being read back.
     pub fn is_idle(&self) -> bool {
+        let stands = self.stands_behind_a_blocker();
         self.in_flight == 0
-            && self.destinations.iter().all(|d| d.waiting_hot + d.waiting_cold == 0)
+            && (stands || self.destinations.iter().all(|d| d.waiting_hot + d.waiting_cold == 0))
             && self.settlements.is_empty()
             && self.careful.is_empty()
             && self.releases.is_empty()
-            && self.known.values().all(|entry| matches!(entry.state, State::Leaving { .. }))
+            && self.known.values().all(|entry| {
+                matches!(entry.state, State::Leaving { .. })
+                    || (stands && entry.lane.is_some() && entry.state == State::Waiting)
+            })
             && !self.lanes.iter().any(|(id, lane)| {
                 lane.block == Block::Releasing
                     && self.destinations[usize::from(id.destination)].breaker.is_closed()

@@ -37,7 +37,7 @@ impl Lanes {
             };
             let (lane, pending) = match ready {
                 Ready::Single(pending) => (None, Some(*pending)),
-                Ready::Lane(id) => (Some(id), self.take_head(id)),
+                Ready::Lane(id) => (Some(id), self.take_head(id, destination)),
             };
             let Some(pending) = pending else { continue };
             if global && lane.is_some() && self.is_paused_event(pending.sequence) {
@@ -115,10 +115,12 @@ impl Lanes {
         }
     }
 
-    fn take_head(&mut self, id: LaneId) -> Option<Pending> {
+    fn take_head(&mut self, id: LaneId, destination: u16) -> Option<Pending> {
         let lane = self.lanes.get_mut(&id)?;
-        // A lane that was forgotten and made anew can stand in line twice.
-        if !std::mem::take(&mut lane.scheduled) {
+        // A lane that was forgotten and made anew can stand in line twice; under `global` also at a
+        // destination that its head does not go to.
+        let head = lane.queue.front().and_then(|head| self.known.get(&head.sequence))?;
+        if head.destination != destination || !std::mem::take(&mut lane.scheduled) {
             return None;
         }
         let pending = lane.queue.pop_front()?;
@@ -149,14 +151,16 @@ impl Lanes {
         };
         // It has left its queue and is under way in its lane.
         entry.state = State::Undecided;
-        let was_suspect = pending.wait == Some(Wait::Suspect);
         let deaths = entry.attempts - u32::from(entry.recorded);
-        let may_kill = was_suspect
-            || self
-                .shards
-                .get(&entry.shard)
-                .and_then(|shard| shard.suspect_to)
-                .is_some_and(|to| sequence <= to);
+        let in_doubt = self
+            .shards
+            .get(&entry.shard)
+            .and_then(|shard| shard.suspect_to)
+            .is_some_and(|to| sequence <= to);
+        // A replay stays one when its attempt is recorded, and only its attempts tell.
+        let was_suspect =
+            pending.wait == Some(Wait::Suspect) || (in_doubt && entry.replay && entry.attempts > 0);
+        let may_kill = was_suspect || in_doubt;
         match pending.content {
             Err(reason) => self.die(sequence, reason),
             Ok(_) if was_suspect && deaths >= self.rules.max_attempts => {
@@ -205,6 +209,7 @@ impl Lanes {
             let verdict = Verdict::Suspect {
                 destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),
                 key: entry.lane.map(|lane| lane.key),
+                replay: entry.replay,
             };
             self.stats.suspects += 1;
             let unsettled = unsettled(sequence, entry, verdict);

@@ -19,11 +19,11 @@ impl Lanes {
 
     /// Room for events from polls, given a limit for each destination: that of the one with the most.
     pub fn cold_room(&self, limit: usize) -> usize {
-        let of = &self.destinations[..self.rules.destinations.len()];
         if self.rules.global {
-            // They wait for each other in one lane.
-            return limit.saturating_sub(of.iter().map(|d| d.waiting_cold).sum());
+            // They wait for each other in one lane, also those that go nowhere.
+            return limit.saturating_sub(self.destinations.iter().map(|d| d.waiting_cold).sum());
         }
+        let of = &self.destinations[..self.rules.destinations.len()];
         of.iter().map(|d| limit.saturating_sub(d.waiting_cold)).max().unwrap_or(0)
     }
 
@@ -60,9 +60,8 @@ impl Lanes {
             }
         }
         let destination = self.route(&mut row);
-        let blocks = matches!(row.wait, Some(Wait::Retry | Wait::Suspect));
         let lane_id = self.lane_of(&row, destination);
-        let gate = self.pause_gate(self.gate(destination, origin, blocks), row.key, lane_id);
+        let gate = self.pause_gate(self.gate(destination, origin), row.key, lane_id);
         match gate {
             // It could not go before what is under way in its lane, and that cannot go at all.
             Gate::Probe if self.is_busy(lane_id) => {
@@ -112,6 +111,7 @@ impl Lanes {
             hot: origin == Origin::Hot,
             marked: wait.is_some() || matches!(origin, Origin::Due | Origin::Held),
             held: origin == Origin::Held,
+            blocks: matches!(wait, Some(Wait::Retry | Wait::Suspect)),
             lease: lease.cloned(),
             state: State::Waiting,
         };
@@ -124,7 +124,7 @@ impl Lanes {
                 self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
             }
             self.known.insert(sequence, entry);
-            self.postpone(sequence, now);
+            self.set_aside(sequence, now);
             return Offered::Held;
         }
         if let Some(id) = lane_id
@@ -154,10 +154,15 @@ impl Lanes {
                 lane.block = Block::Waiting;
                 lane.queue.push_front(pending);
             }
-            // An operator removed what blocked the lane and set its first follower free.
-            Block::Open | Block::Waiting | Block::Parked
-                if origin == Origin::Due && wait == Some(Wait::Held) =>
+            // An operator removed what blocked the lane and set its first follower free. That may be
+            // long ago, and another event have blocked it since: the table knows.
+            Block::Waiting | Block::Parked
+                if origin == Origin::Due && wait == Some(Wait::Held) && !global =>
             {
+                self.freed = true;
+                return Offered::Ignored;
+            }
+            Block::Open if origin == Origin::Due && wait == Some(Wait::Held) && !global => {
                 if !lane.busy() {
                     lane.block = Block::Releasing;
                     self.request_release(id);

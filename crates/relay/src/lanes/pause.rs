@@ -69,13 +69,18 @@ impl Lanes {
 
     /// Everything waits behind an event that is paused (`global`): there is nothing to do.
     pub fn stands_behind_a_pause(&self) -> bool {
-        let queue = self.lanes.values().next().map(|lane| &lane.queue);
-        let head = queue.and_then(|queue| self.known.get(&queue.front()?.sequence));
+        let Some(lane) = self.lanes.get(&LaneId::OF_ALL).filter(|_| self.rules.global) else {
+            return false;
+        };
         let paused = |entry: &Entry| {
             let of = &self.destinations[usize::from(entry.destination)];
             of.breaker.paused.is_some() || self.is_paused(entry.key)
         };
-        self.rules.global && self.in_flight == 0 && head.is_some_and(paused)
+        // In line, or recorded as one that may have killed a relay.
+        let head = lane.queue.front().filter(|_| lane.scheduled);
+        let head = head.and_then(|head| self.known.get(&head.sequence));
+        let recorded = || self.known.values().find(|entry| entry.state == State::Suspect);
+        self.in_flight == 0 && head.or_else(recorded).is_some_and(paused)
     }
 
     pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
@@ -139,8 +144,8 @@ impl Lanes {
         if self.rules.global {
             return;
         }
-        self.put_undecided_back(destination, now);
         self.forget_destination(destination, now);
+        self.put_undecided_back(destination, now);
     }
 
     fn pause_key(&mut self, key: Key, now: Instant) {

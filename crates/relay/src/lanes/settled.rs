@@ -156,14 +156,22 @@ impl Lanes {
             self.request_release(id);
             return;
         };
-        let full = rows.len() >= RELEASE_LIMIT;
+        let (full, empty) = (rows.len() >= RELEASE_LIMIT, rows.is_empty());
         for row in rows {
             self.offer(row, Origin::Held, None, now);
         }
-        let closed = self.at(id.destination).breaker.is_closed() && !self.is_paused(Some(id.key));
+        let paused = self.is_paused(Some(id.key));
+        let breaker = &mut self.destinations[usize::from(id.destination)].breaker;
+        let closed = breaker.is_closed() && !paused;
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
+        if empty && !lane.again && lane.holds == 0 && breaker.wants_probe() && !paused {
+            // There is nothing to try the destination with: another lane may have something.
+            breaker.look_again();
+            self.lanes.remove(&id);
+            return;
+        }
         // They stay held until the destination takes events again, and the key is not paused.
         lane.again |= full || !closed;
         if closed && lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty() {

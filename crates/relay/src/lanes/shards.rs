@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use posthaste_core::{Key, store::Blocked};
+use posthaste_core::store::Blocked;
 
 use super::{
     LaneId, Lanes, Ready, Shard, State,
@@ -43,7 +43,7 @@ impl Lanes {
         });
         self.known.retain(|_, entry| {
             if lost.contains(&entry.shard) {
-                if entry.state != State::InFlight {
+                if !matches!(entry.state, State::InFlight | State::Orphan) {
                     return false;
                 }
                 entry.state = State::Orphan;
@@ -105,6 +105,10 @@ impl Lanes {
 
     /// The lane is blocked in the database, left so by an earlier owner.
     pub fn block(&mut self, shard: u16, blocked: &Blocked) {
+        // Nothing is held under `global`, but what is left from a time of another ordering.
+        if self.rules.global && !blocked.waiting && !blocked.parked {
+            return;
+        }
         let id = self.blocked_lane(blocked);
         // A read that is under way does not know this shard: its silence says nothing.
         let next = self.leaving.next_read();
@@ -118,6 +122,9 @@ impl Lanes {
         };
         if lane.block == Block::Releasing {
             self.request_release(id);
+        } else {
+            // Under `global` late commits of shards that came before this one can be in line.
+            lane.scheduled = false;
         }
     }
 
@@ -133,10 +140,26 @@ impl Lanes {
         self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
     }
 
-    /// The key of the one lane of `global`, while it is blocked: what blocks it must be read back even
-    /// if what waits behind it leaves no room.
-    pub fn all_blocked(&self) -> Option<Key> {
-        (self.rules.global && self.blocked()).then_some(LaneId::OF_ALL.key)
+    /// Whether something was found since this was last asked that an operator sets free together with a
+    /// blocked lane.
+    pub fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// The one lane of `global` is blocked: what blocks it must be read back even if what waits behind
+    /// it leaves no room.
+    pub fn all_blocked(&self) -> bool {
+        self.rules.global && self.blocked()
+    }
+
+    /// Everything waits in memory for an event that is in the table (`global`): there is nothing to do
+    /// before its time has come.
+    pub fn stands_behind_a_blocker(&self) -> bool {
+        self.all_blocked()
+            && self
+                .lanes
+                .get(&LaneId::OF_ALL)
+                .is_some_and(|lane| !lane.busy() && lane.written.is_some())
     }
 
     /// What a read of the blocked lanes found. A lane that is blocked here and no longer in the

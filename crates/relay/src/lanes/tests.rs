@@ -189,7 +189,15 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     settle(&mut lanes);
     assert!(dispatch(&mut lanes).is_empty());
     let nudge = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
+    assert!(!lanes.take_freed());
     assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None, now()), Offered::Ignored);
+    assert!(lanes.take_freed(), "the table is asked what blocks the lane");
+    let read = lanes.read_began();
+    let parked =
+        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: true };
+    lanes.reconcile(read, &[parked]);
+    assert!(lanes.next_releases().is_empty(), "it was for an event before that");
+    lanes.reconcile(read, &[]);
     let release = lanes.next_releases().pop().unwrap();
     lanes.released(&release, Some(vec![nudge]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
@@ -390,11 +398,63 @@ fn under_global_a_late_commit_has_its_place_among_what_waits() {
     for sequence in [3, 5, 7, 4, 2] {
         lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
     }
-    // 3 stands in line, and its destination may not be that of 2.
-    for sequence in [3, 2, 4, 5, 7] {
+    for sequence in [2, 3, 4, 5, 7] {
         assert_eq!(dispatch(&mut lanes), [sequence]);
         lanes.published(vec![(sequence, Outcome::Delivered)], now());
     }
+}
+
+#[test]
+fn under_global_what_is_in_line_waits_when_another_is_found_to_block() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, true));
+    lanes.open_shard(0, None);
+    lanes.offer(row(57, 7), Origin::Cold, None, now());
+    let failed =
+        Blocked { destination: "there".to_owned(), key: Key(0), waiting: true, parked: false };
+    lanes.block(0, &failed);
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(lanes.is_idle(), "there is nothing to do before its time has come");
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(50, 5) };
+    lanes.offer(due, Origin::Due, None, now());
+    for sequence in [50, 57] {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
+    }
+}
+
+#[test]
+fn under_global_an_old_place_in_line_sends_nothing_to_another_destination() {
+    let destination = |name: &str| DestinationRules { name: name.to_owned(), together: false };
+    let mut lanes = Lanes::new(Rules {
+        destinations: vec![destination("even"), destination("odd")],
+        route: Some(Box::new(|envelope| {
+            Ok(Routed { destination: (envelope.sequence % 2) as u16, topic: None })
+        })),
+        ..rules(OnDead::Skip, true)
+    });
+    lanes.open_shard(0, None);
+    lanes.offer(row(2, 2), Origin::Cold, None, now());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["even"]), now());
+    lanes.lose_shards(&BTreeSet::from([0]));
+    lanes.open_shard(0, None);
+    lanes.offer(row(3, 3), Origin::Cold, None, now());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+    assert!(dispatch(&mut lanes).is_empty());
+    let batch = lanes.next_batch(1, 10, i64::MAX).0;
+    assert_eq!(batch.iter().map(|envelope| envelope.sequence).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn a_shard_that_is_lost_twice_is_not_taken_back_before_the_answer() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    dispatch(&mut lanes);
+    for _ in 0..2 {
+        lanes.lose_shards(&BTreeSet::from([0]));
+        assert_eq!(lanes.busy_shards(), BTreeSet::from([0]));
+    }
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert_eq!((lanes.in_flight(), lanes.busy_shards()), (0, BTreeSet::new()));
 }
 
 #[test]

@@ -156,15 +156,14 @@ impl Read for MySqlStore {
             .map_err(failed("reading held events"))
     }
 
-    async fn read_blockers(&self, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
         let count = self.shard_count().await?;
         sqlx::query(self.tables.sql(BLOCKERS))
-            .bind(key.0)
             .bind(limit as u64)
             .fetch_all(&self.pool)
             .await
             .and_then(|rows| fetched_all(&rows, count))
-            .map_err(failed("reading what blocks a lane"))
+            .map_err(failed("reading what blocks lanes"))
     }
 
     async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
@@ -265,7 +264,7 @@ const HELD: &str = concat!(
 const BLOCKERS: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e where e.lane = ? and e.wait in ('retry', 'suspect')
+    " from {events} e where e.lane is not null and e.wait in ('retry', 'suspect')
         and e.not_before <= utc_timestamp(6) and ",
     unsettled!(),
     " order by e.sequence limit ?"

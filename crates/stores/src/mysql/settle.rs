@@ -256,11 +256,11 @@ impl<'b> Setback<'b> {
                 error: None,
                 dead: false,
             },
-            Verdict::Suspect { destination, key } => Self {
+            Verdict::Suspect { destination, key, replay } => Self {
                 settlement,
                 attempts,
                 after: Some(0),
-                wait: Some("suspect"),
+                wait: Some(if *replay { "replay" } else { "suspect" }),
                 lane: *key,
                 destination,
                 error: None,

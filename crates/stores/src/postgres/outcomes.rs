@@ -61,8 +61,9 @@ impl<'b> Outcomes<'b> {
                 Verdict::Held { destination, key } => {
                     outcomes.held.push(failure(destination, Some(*key)));
                 }
-                Verdict::Suspect { destination, key } => {
-                    outcomes.suspect.push(failure(destination, *key));
+                Verdict::Suspect { destination, key, replay } => {
+                    let wait = if *replay { "replay" } else { "suspect" };
+                    outcomes.suspect.push(Failure { wait, ..failure(destination, *key) });
                 }
                 Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
             }

@@ -354,27 +354,26 @@ impl Read for PostgresStore {
         Ok(rows)
     }
 
-    async fn read_blockers(&self, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
         const BLOCKERS: &str = concat!(
             "select ",
             columns!(),
             " from {events} e
-            where e.lane = $1 and e.wait in ('retry', 'suspect')
+            where e.lane is not null and e.wait in ('retry', 'suspect')
               and e.not_before <= statement_timestamp() and ",
             unsettled!(),
             "
             order by e.sequence
-            limit $2"
+            limit $1"
         );
 
-        let mut session = self.sessions.take("reading what blocks a lane").await?;
+        let mut session = self.sessions.take("reading what blocks lanes").await?;
         let rows = sqlx::query(self.tables.sql(BLOCKERS))
-            .bind(key.0)
             .bind(limit as i64)
             .try_map(|row: PgRow| fetched(&row))
             .fetch_all(&mut *session)
             .await
-            .map_err(failed("reading what blocks a lane"))?;
+            .map_err(failed("reading what blocks lanes"))?;
         session.done();
         Ok(rows)
     }

@@ -407,7 +407,7 @@ impl PostgresStore {
         // The row lease stays: the dispatch comes next.
         const SUSPECT: &str = concat!(
             "update {events} e
-            set attempts = t.attempts, not_before = clock_timestamp(), wait = 'suspect',
+            set attempts = t.attempts, not_before = clock_timestamp(), wait = t.wait,
                 lane = t.lane, destination = t.destination ",
             given!(),
             " returning e.sequence"

@@ -168,27 +168,26 @@ impl Read for SqliteStore {
             .map_err(failed("reading held events"))
     }
 
-    async fn read_blockers(&self, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
         const BLOCKERS: &str = concat!(
             "select ",
             columns!(),
             " from {events}
-            where lane = ?1 and wait in ('retry', 'suspect') and +not_before <= ",
+            where lane is not null and wait in ('retry', 'suspect') and not_before <= ",
             now!(),
             " and ",
             unsettled!(),
             "
             order by sequence
-            limit ?2"
+            limit ?1"
         );
 
         sqlx::query(self.tables.sql(BLOCKERS))
-            .bind(key.0)
             .bind(limit as i64)
             .try_map(|row: SqliteRow| fetched(&row))
             .fetch_all(&self.reader)
             .await
-            .map_err(failed("reading what blocks a lane"))
+            .map_err(failed("reading what blocks lanes"))
     }
 
     async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {

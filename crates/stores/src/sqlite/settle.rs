@@ -75,8 +75,10 @@ impl Outcomes {
                 Verdict::Held { destination, key } => {
                     outcomes.held.push(failure(destination, Some(*key), ""));
                 }
-                Verdict::Suspect { destination, key } => {
-                    outcomes.suspect.push(failure(destination, *key, ""));
+                Verdict::Suspect { destination, key, replay } => {
+                    let mut suspect = failure(destination, *key, "");
+                    suspect["wait"] = if *replay { "replay" } else { "suspect" }.into();
+                    outcomes.suspect.push(suspect);
                 }
                 Verdict::Unclaimed => outcomes.unclaimed.push(event.sequence),
             }
@@ -199,7 +201,7 @@ impl SqliteStore {
             "update {events} as e
             set attempts = t.value ->> 'attempts', not_before = ",
             now!(),
-            ", wait = 'suspect', lane = t.value ->> 'lane',
+            ", wait = t.value ->> 'wait', lane = t.value ->> 'lane',
                 destination = t.value ->> 'destination'
             from json_each(?1) t
             where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",

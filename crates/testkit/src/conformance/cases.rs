@@ -97,7 +97,7 @@ macro_rules! store_conformance {
                 held_and_parked_events_are_never_due
                 the_held_events_of_a_lane_come_in_order
                 blocked_lanes_are_told_with_what_blocks_them
-                what_blocks_a_key_is_read_when_it_is_due
+                what_blocks_lanes_is_read_when_it_is_due
                 reading_writes_nothing
             }
             late {

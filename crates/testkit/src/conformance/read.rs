@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Display, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Key,
-    store::{Blocked, Position, Wait},
+    store::{Blocked, Position, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 
@@ -251,24 +251,29 @@ pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: 
 }
 
 /// Only what is in the way, and only when its time has come.
-pub async fn what_blocks_a_key_is_read_when_it_is_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_blocks_lanes_is_read_when_it_is_due<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&(0..5).map(|_| event("k")).collect::<Vec<_>>()).await;
-    outbox.enqueue(&[event("other")]).await;
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
-    let key = rows[0].key.unwrap();
+    let replay = Verdict::Retry {
+        after: Duration::ZERO,
+        error: "no".to_owned(),
+        destination: BROKER.to_owned(),
+        key: None,
+        replay: true,
+    };
     owner
         .settle(&[
             retry(&rows[0], 1, Duration::ZERO),
             retry(&rows[1], 1, HOUR),
             held(&rows[2]),
             suspect(&rows[3], 1),
-            retry(&rows[5], 1, Duration::ZERO),
+            settlement(&rows[4], 1, replay),
         ])
         .await;
     let blockers = async |limit| {
-        let found = outbox.store.read_blockers(key, limit).await.unwrap();
+        let found = outbox.store.read_blockers(limit).await.unwrap();
         found.iter().map(|row| (row.sequence, row.wait)).collect::<Vec<_>>()
     };
     let expected = [(rows[0].sequence, Some(Wait::Retry)), (rows[3].sequence, Some(Wait::Suspect))];

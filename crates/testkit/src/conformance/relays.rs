@@ -230,7 +230,8 @@ pub(super) fn held(row: &Fetched) -> Settlement {
 
 /// About to be dispatched although it may have killed a relay.
 pub(super) fn suspect(row: &Fetched, attempts: u32) -> Settlement {
-    settlement(row, attempts, Verdict::Suspect { destination: BROKER.to_owned(), key: row.key })
+    let destination = BROKER.to_owned();
+    settlement(row, attempts, Verdict::Suspect { destination, key: row.key, replay: false })
 }
 
 /// A relay that claims rows.

@@ -282,6 +282,13 @@ pub async fn a_failed_replay_stays_a_replay<DB: Dialect>(subject: &Subject<DB>) 
     owner.settle(&[settlement(&row, 1, verdict)]).await;
     assert_eq!(owner.read_due().await[0].wait, Some(Wait::Replay));
     assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+
+    // Also one that may have killed a relay.
+    let verdict = Verdict::Suspect { destination: BROKER.to_owned(), key: None, replay: true };
+    owner.settle(&[settlement(&row, 2, verdict)]).await;
+    let due = owner.read_due().await;
+    assert_eq!((due[0].attempts, due[0].wait), (2, Some(Wait::Replay)));
+    assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
 }
 
 /// An event that is sent, dead or discarded stays as it is, whatever a late settle says.

@@ -131,23 +131,82 @@ fn a_held_event_is_tried_again_when_the_probe_was_lost() {
 }
 
 #[test]
-fn a_held_event_is_looked_for_again_and_again() {
+fn a_lane_without_held_events_makes_room_for_another_to_try() {
     let mut lanes = keys(2);
     dispatch(&mut lanes);
     lanes.published(
         vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
         now(),
     );
-    let held =
-        Blocked { destination: "there".to_owned(), key: Key(9), waiting: false, parked: false };
-    lanes.block(0, &held);
-    lanes.wake_breakers(later(100));
+    for key in [8, 9] {
+        let destination = "there".to_owned();
+        let held = Blocked { destination, key: Key(key), waiting: false, parked: false };
+        lanes.block(0, &held);
+    }
+    let again = lanes.wake_breakers(later(100));
+    assert_eq!(again, Some(later(5_100)), "it looks again, should this come to nothing");
     let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.lane.key, Key(8));
     lanes.released(&release, Some(Vec::new()), later(100));
-    assert_eq!(lanes.wake_breakers(later(200)), Some(later(5_100)));
-    assert!(lanes.next_releases().is_empty());
-    lanes.wake_breakers(later(5_100));
-    assert_eq!(lanes.next_releases().len(), 1);
+    lanes.wake_breakers(later(101));
+    let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.lane.key, Key(9));
+    let rows = vec![Fetched { wait: Some(Wait::Held), ..row(9, 9) }];
+    lanes.released(&release, Some(rows), later(101));
+    assert_eq!(dispatch(&mut lanes), [9]);
+}
+
+#[test]
+fn what_waits_behind_a_delayed_event_is_passed_over_with_what_was_before_it() {
+    let mut lanes = Lanes::new(Rules {
+        destinations: vec![DestinationRules { name: "there".to_owned(), together: true }],
+        ..rules(OnDead::Skip, false)
+    });
+    lanes.open_shard(0, None);
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
+    lanes.offer(row(1, 1), Origin::Due, None, now());
+    assert_eq!(dispatch(&mut lanes), [2, 1]);
+    lanes.offer(row(3, 1), Origin::Cold, None, now());
+    lanes.published(
+        vec![(2, Outcome::unavailable("down")), (1, Outcome::retry("behind it"))],
+        now(),
+    );
+    assert_eq!(state(&lanes), "open");
+    assert_eq!(lanes.take_skipped(), [(0, 2)]);
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]), "3 would overtake 2");
+}
+
+#[test]
+fn a_replay_tries_the_destination_when_there_is_nothing_else() {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    lanes.published(
+        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
+        now(),
+    );
+    lanes.wake_breakers(later(100));
+    let replay = Fetched { wait: Some(Wait::Replay), ..row(9, 9) };
+    assert_eq!(lanes.offer(replay, Origin::Due, None, later(100)), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [9]);
+    lanes.published(vec![(9, Outcome::Delivered)], later(100));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn a_delayed_event_does_not_block_a_lane_that_another_blocks() {
+    let mut lanes = open(OnDead::Skip);
+    let failed =
+        Blocked { destination: "there".to_owned(), key: Key(1), waiting: true, parked: false };
+    lanes.block(0, &failed);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    lanes.offer(row(3, 1), Origin::Due, None, now());
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(2, 1) };
+    lanes.offer(due, Origin::Due, None, now());
+    let written = settle(&mut lanes);
+    assert!(
+        matches!(written[..], [(3, Verdict::Held { .. }), (2, Verdict::Retry { .. })]),
+        "{written:?}"
+    );
 }
 
 #[test]

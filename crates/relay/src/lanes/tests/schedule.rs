@@ -20,12 +20,39 @@ enum Stand {
 #[derive(Debug, Clone)]
 struct Stored {
     key: u8,
+    /// Written for later: it keeps no order with what was written before or after it.
+    delayed: bool,
     stand: Stand,
+    /// Held, and set free by an operator who discarded what it was held behind.
+    free: bool,
     attempts: u32,
 }
 
-/// A read under way: its number, what it looks for, what it saw, and how far it went (for the hot
-/// path: the key's previous event; for a destination's own cursor: its generation).
+impl Stored {
+    fn is_done(&self) -> bool {
+        matches!(self.stand, Stand::Sent | Stand::Dead)
+    }
+
+    /// The cursor finds it.
+    fn is_ahead(&self) -> bool {
+        self.stand == Stand::Fresh && !self.delayed
+    }
+
+    fn blocks(&self) -> bool {
+        matches!(self.stand, Stand::Waits(Wait::Retry | Wait::Suspect))
+    }
+
+    fn is_due(&self) -> bool {
+        match self.stand {
+            Stand::Waits(wait) => wait != Wait::Held || self.free,
+            Stand::Fresh => self.delayed,
+            Stand::Sent | Stand::Dead => false,
+        }
+    }
+}
+
+/// A read under way: its number, what it looks for, what it saw, and how far it went (for a
+/// destination's own cursor: its generation).
 type Reading = (u64, Origin, Option<Release>, Vec<Fetched>, i64);
 
 const NAMES: [&str; 2] = ["together", "single"];
@@ -78,6 +105,8 @@ struct World {
     /// What a crash leaves for the next owner.
     mark: i64,
     reads: VecDeque<Reading>,
+    /// What a read of the hot path says must come first.
+    previous: BTreeMap<u64, Vec<i64>>,
     /// A look at what is blocked, under way.
     look: Option<(u64, Vec<Blocked>)>,
     /// The cursors of destinations that are behind; the driver's own.
@@ -108,6 +137,7 @@ impl World {
             cursor: 0,
             mark: 0,
             reads: VecDeque::new(),
+            previous: BTreeMap::new(),
             look: None,
             source: Source::new(&Config::default(), now()),
             now: now(),
@@ -134,9 +164,23 @@ impl World {
         Fetched { attempts: stored.attempts, wait, ..row(sequence, stored.key) }
     }
 
-    fn write(&mut self, key: u8) {
+    fn write(&mut self, key: u8, delayed: bool) {
         let sequence = self.table.len() as i64 + 1;
-        self.table.insert(sequence, Stored { key, stand: Stand::Fresh, attempts: 0 });
+        self.table.insert(
+            sequence,
+            Stored { key, delayed, stand: Stand::Fresh, free: false, attempts: 0 },
+        );
+    }
+
+    /// An operator wants one that was sent to come again.
+    fn replay(&mut self, pick: usize) {
+        let count = self.table.len().max(1);
+        if let Some((sequence, stored)) = self.table.iter_mut().nth(pick % count)
+            && stored.stand == Stand::Sent
+            && !self.lanes.in_hand(*sequence)
+        {
+            stored.stand = Stand::Waits(Wait::Replay);
+        }
     }
 
     /// One poll is under way at a time, whoever's cursor it moves.
@@ -151,29 +195,28 @@ impl World {
             return;
         }
         let wanted = |stored: &Stored| match origin {
-            Origin::Cold | Origin::Hot => stored.stand == Stand::Fresh,
-            Origin::Due => matches!(stored.stand, Stand::Waits(Wait::Retry | Wait::Suspect)),
+            Origin::Cold | Origin::Hot => stored.is_ahead(),
+            Origin::Due => stored.is_due(),
             Origin::Held | Origin::CatchUp(_) => false,
         };
         let from = if origin == Origin::Cold { self.cursor } else { 0 };
-        let rows: Vec<Fetched> = self
-            .table
-            .range(from + 1..)
-            .filter(|(_, stored)| wanted(stored))
-            .map(|(sequence, _)| self.fetched(*sequence))
-            .take(4)
-            .collect();
+        // What blocks everything comes first, however much is due before it.
+        let first = origin == Origin::Due && self.lanes.all_blocked();
+        let blockers = self.table.iter().filter(|(_, stored)| first && stored.blocks());
+        let found = self.table.range(from + 1..).filter(|(_, stored)| wanted(stored)).take(4);
+        let rows: Vec<Fetched> =
+            blockers.chain(found).map(|(sequence, _)| self.fetched(*sequence)).collect();
         let until = rows.last().map_or(from, |row| row.sequence);
         let read = self.lanes.read_began();
         self.reads.push_back((read, origin, None, rows, until));
     }
 
-    /// The hot path: one row by its key, only when the previous one is settled or in hand.
+    /// The hot path: one row by its number, only when all before it of its key are settled or in hand.
     fn begin_hot(&mut self, pick: usize) {
         let fresh: Vec<i64> = self
             .table
             .iter()
-            .filter(|(_, stored)| stored.stand == Stand::Fresh)
+            .filter(|(_, stored)| stored.is_ahead())
             .map(|(sequence, _)| *sequence)
             .collect();
         let Some(sequence) = fresh.get(pick % fresh.len().max(1)).copied() else { return };
@@ -183,14 +226,10 @@ impl World {
         }
         let read = self.lanes.read_began();
         let key = self.table[&sequence].key;
-        let previous = self
-            .table
-            .range(..sequence)
-            .rev()
-            .find(|(_, stored)| stored.key == key)
-            .filter(|(_, stored)| !matches!(stored.stand, Stand::Sent | Stand::Dead))
-            .map_or(0, |(sequence, _)| *sequence);
-        self.reads.push_back((read, Origin::Hot, None, vec![self.fetched(sequence)], previous));
+        let before = self.table.range(..sequence);
+        let unsettled = before.filter(|(_, stored)| stored.key == key && !stored.is_done());
+        self.previous.insert(read, unsettled.map(|(sequence, _)| *sequence).collect());
+        self.reads.push_back((read, Origin::Hot, None, vec![self.fetched(sequence)], 0));
     }
 
     fn begin_release(&mut self) {
@@ -218,10 +257,14 @@ impl World {
             return;
         };
         match (origin, release) {
-            (Origin::Held, Some(release)) => self.lanes.released(&release, Some(rows), self.now),
+            (Origin::Held, Some(release)) => {
+                let rows = (pick % 7 != 1).then_some(rows);
+                self.lanes.released(&release, rows, self.now);
+            }
             (Origin::Hot, _) => {
                 let ours = self.read_once && self.lanes.saw(read, 0);
-                if ours && (until == 0 || self.lanes.in_hand(until)) {
+                let previous = self.previous.remove(&read).unwrap_or_default();
+                if ours && previous.iter().all(|sequence| self.lanes.in_hand(*sequence)) {
                     self.offer(rows, origin);
                 }
             }
@@ -265,7 +308,7 @@ impl World {
         let rows: Vec<Fetched> = self
             .table
             .range(from + 1..)
-            .filter(|(_, stored)| stored.stand == Stand::Fresh)
+            .filter(|(_, stored)| stored.is_ahead())
             .map(|(sequence, _)| self.fetched(*sequence))
             .take(PAGE)
             .collect();
@@ -303,6 +346,8 @@ impl World {
                 for (earlier, stored) in before.filter(|(_, s)| self.global || s.key == key) {
                     assert!(
                         stored.stand == Stand::Dead
+                            || stored.delayed
+                            || self.table[&sequence].delayed
                             || self.acknowledged.contains(earlier)
                             || ahead.contains(earlier),
                         "{sequence} was handed over before {earlier} ({:?})",
@@ -366,19 +411,26 @@ impl World {
         for unsettled in batch {
             let settlement = &unsettled.settlement;
             let Some(stored) = self.table.get_mut(&settlement.sequence) else { continue };
-            if matches!(stored.stand, Stand::Sent | Stand::Dead) {
+            if stored.is_done() {
                 continue;
             }
             stored.attempts = settlement.attempts;
+            stored.free = false;
             stored.stand = match &settlement.verdict {
                 Verdict::Sent => Stand::Sent,
+                Verdict::Retry { replay: true, .. } | Verdict::Suspect { replay: true, .. } => {
+                    Stand::Waits(Wait::Replay)
+                }
                 Verdict::Retry { .. } => Stand::Waits(Wait::Retry),
-                // The operator of this world discards what parks a lane at once.
                 Verdict::Dead { .. } => Stand::Dead,
                 Verdict::Held { .. } => Stand::Waits(Wait::Held),
                 Verdict::Suspect { .. } => Stand::Waits(Wait::Suspect),
                 Verdict::Unclaimed => Stand::Fresh,
             };
+            // The operator of this world discards what parks a lane at once.
+            if matches!(settlement.verdict, Verdict::Dead { parked: Some(_), .. }) {
+                self.discard(settlement.sequence);
+            }
         }
     }
 
@@ -396,25 +448,15 @@ impl World {
         } else {
             self.lanes.settled(sequences, now());
         }
-        if self.on_dead == OnDead::Park {
-            self.nudge();
-        }
     }
 
-    /// What an operator's discard leaves for the due read: the first held follower of each lane
-    /// whose head is gone.
-    fn nudge(&mut self) {
-        let mut seen = BTreeSet::new();
-        let held: Vec<i64> = self
-            .table
-            .iter()
-            .filter(|(_, stored)| !matches!(stored.stand, Stand::Sent | Stand::Dead))
-            .filter(|(_, stored)| seen.insert(stored.key))
-            .filter(|(_, stored)| stored.stand == Stand::Waits(Wait::Held))
-            .map(|(sequence, _)| *sequence)
-            .collect();
-        for sequence in held {
-            self.offer(vec![self.fetched(sequence)], Origin::Due);
+    /// An operator discards a parked event: its first held follower is set free.
+    fn discard(&mut self, parked: i64) {
+        let key = self.table[&parked].key;
+        let held =
+            |stored: &&mut Stored| stored.key == key && stored.stand == Stand::Waits(Wait::Held);
+        if let Some(first) = self.table.values_mut().find(held) {
+            first.free = true;
         }
     }
 
@@ -465,26 +507,29 @@ impl World {
             self.epoch += 1;
             self.owner = Owner::Other;
         }
-        let global = self.global;
-        let mut ahead = self.table.iter_mut().filter(|(_, stored)| {
-            (global || usize::from(stored.key) == pick % 3)
-                && !matches!(stored.stand, Stand::Sent | Stand::Dead)
-        });
-        let Some((&sequence, stored)) = ahead.next() else { return };
-        if pick.is_multiple_of(4) {
-            stored.stand = Stand::Waits(Wait::Retry);
-            for (_, follower) in ahead.take(if global { 0 } else { pick / 4 % 3 }) {
-                follower.stand = Stand::Waits(Wait::Held);
-            }
-        } else {
-            stored.stand = Stand::Sent;
-            if !self.acknowledged.contains(&sequence) {
-                self.acknowledged.push(sequence);
+        let of_lane = |(_, stored): &(&i64, &Stored)| {
+            (self.global || usize::from(stored.key) == pick % 3)
+                && !stored.is_done()
+                && (!stored.is_due() || stored.blocks() || stored.free)
+        };
+        let mut lane: Vec<i64> =
+            self.table.iter().filter(of_lane).map(|(sequence, _)| *sequence).collect();
+        // What blocks the lane is tried before anything else of it.
+        lane.sort_by_key(|sequence| (!self.table[sequence].blocks(), *sequence));
+        let Some((&head, followers)) = lane.split_first() else { return };
+        let held = if pick.is_multiple_of(4) && !self.global { pick / 4 % 3 } else { 0 };
+        let stand = if pick.is_multiple_of(4) { Stand::Waits(Wait::Retry) } else { Stand::Sent };
+        if stand == Stand::Sent && !self.acknowledged.contains(&head) {
+            self.acknowledged.push(head);
+        }
+        let held = followers.iter().take(held).map(|held| (*held, Stand::Waits(Wait::Held)));
+        for (sequence, stand) in held.chain([(head, stand)]) {
+            if let Some(stored) = self.table.get_mut(&sequence) {
+                (stored.stand, stored.free) = (stand, false);
             }
         }
-        let fresh = |stored: &Stored| stored.stand == Stand::Fresh;
-        let first = self.table.iter().find(|(_, stored)| fresh(stored)).map(|(first, _)| first - 1);
-        self.mark = first.unwrap_or(self.table.len() as i64);
+        let first = self.table.iter().find(|(_, stored)| stored.is_ahead());
+        self.mark = first.map_or(self.table.len() as i64, |(first, _)| first - 1);
     }
 
     /// The shard is free and ours again, as the driver takes it.
@@ -507,6 +552,7 @@ impl World {
         self.source = Source::new(&Config::default(), now());
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.reads.clear();
+        self.previous.clear();
         self.look = None;
         self.in_flight.clear();
         self.settling = None;
@@ -530,7 +576,9 @@ impl World {
         let mut blocked: BTreeMap<(u8, i64), bool> = BTreeMap::new();
         for stored in self.table.values() {
             let lane = if self.global { 0 } else { i64::from(stored.key) };
-            if let Stand::Waits(wait) = stored.stand {
+            if let Stand::Waits(wait) = stored.stand
+                && wait != Wait::Replay
+            {
                 *blocked.entry((stored.key % 2, lane)).or_default() |= wait != Wait::Held;
             }
         }
@@ -630,11 +678,7 @@ impl World {
             self.begin_settle(true);
             self.end_settle();
             self.reconcile();
-            if self.on_dead == OnDead::Park {
-                self.nudge();
-            }
-            let done = |stored: &Stored| matches!(stored.stand, Stand::Sent | Stand::Dead);
-            if self.table.values().all(done) && self.lanes.is_idle() {
+            if self.table.values().all(Stored::is_done) && self.lanes.is_idle() {
                 assert_eq!(self.lanes.in_memory(), 0, "entries stayed behind");
                 return;
             }
@@ -648,8 +692,8 @@ impl World {
 
 fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
-    match action % 26 {
-        0 | 1 => world.write((pick % 3) as u8),
+    match action % 27 {
+        0 | 1 => world.write((pick % 3) as u8, pick % 16 > 13),
         2 | 3 => world.begin_read(Origin::Cold),
         4 => world.begin_read(Origin::Due),
         5 => world.begin_release(),
@@ -666,6 +710,7 @@ fn act(world: &mut World, action: u8, pick: u8) {
         23 => world.other(pick),
         24 => world.acquire(),
         25 => world.reconcile(),
+        26 => world.replay(pick),
         18 => world.up[pick % 2] = pick % 3 > 0,
         _ if pick < 32 => world.crash(),
         _ => world.save_mark(),
