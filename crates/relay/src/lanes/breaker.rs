@@ -26,8 +26,7 @@ use std::{
 use posthaste_core::{store::Fetched, transport::Outcome};
 
 use super::{
-    LaneId, Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
-    pause::pause_wait,
+    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
 };
 
 /// So many keys that could not be reached, one after the other, are an outage.
@@ -151,6 +150,20 @@ impl Breaker {
         self.in_a_row = 0;
         self.failed.clear();
         self.unreached.clear();
+    }
+
+    /// How long an event that cannot go now is written back for, and why.
+    pub(super) fn wait(&self, now: Instant) -> (Duration, String) {
+        let after = match self.position {
+            Position::Open(until) => until.saturating_duration_since(now) + FIRST_PAUSE,
+            Position::HalfOpen(_) => self.pause(),
+            Position::Closed => UNAVAILABLE_WAIT,
+        };
+        let why = match self.error.as_str() {
+            "" => "its destination is busy".to_owned(),
+            error => format!("its destination takes nothing: {error}"),
+        };
+        (after, why)
     }
 
     /// How long until the next probe.
@@ -472,123 +485,6 @@ impl Lanes {
     pub(super) fn put_undecided_back(&mut self, destination: u16, now: Instant) {
         for undecided in std::mem::take(&mut self.at(destination).undecided) {
             self.put_back(undecided.sequence, now);
-        }
-    }
-
-    /// An event that was not taken, through no fault of its own, or that did not come to be handed
-    /// over: as if it had not been read.
-    pub(super) fn put_back(&mut self, sequence: i64, now: Instant) {
-        let Some(entry) = self.known.get_mut(&sequence) else {
-            return;
-        };
-        let was_recorded = std::mem::take(&mut entry.recorded);
-        entry.attempts -= u32::from(was_recorded);
-        self.careful.done(sequence);
-        let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
-        if was_recorded {
-            // That must be taken back, and a hold does not write attempts.
-            self.postpone(sequence, now);
-            return;
-        }
-        if entry.lease.is_some() || (entry.marked && !held) {
-            self.set_aside(sequence, now);
-            return;
-        }
-        self.leave_lane(sequence);
-        if held {
-            self.leave(sequence, true);
-        } else {
-            self.known.remove(&sequence);
-            self.at(destination).skip(sequence);
-        }
-        let Some(id) = lane else { return };
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        if held {
-            lane.again = true;
-        } else if lane.block == Block::Open && lane.is_unused() {
-            self.lanes.remove(&id);
-        }
-    }
-
-    /// An event that cannot go now, and that the cursor does not bring again. Behind another one that is
-    /// in the way in its lane it is held: with two that block it, the lane would go on after the first.
-    pub(super) fn set_aside(&mut self, sequence: i64, now: Instant) {
-        match self.behind_another(sequence) {
-            Some(id) => self.hold_behind(id, sequence),
-            None => self.postpone(sequence, now),
-        }
-    }
-
-    /// Its lane, if another event blocks that or is under way in it.
-    fn behind_another(&self, sequence: i64) -> Option<LaneId> {
-        let entry = self.known.get(&sequence).filter(|entry| !entry.blocks)?;
-        let lane = self.lanes.get(&entry.lane?)?;
-        let own = matches!(entry.state, State::InFlight | State::Undecided | State::Suspect);
-        let others = lane.in_flight > u32::from(own);
-        let blocked = matches!(lane.block, Block::Waiting | Block::Parked);
-        entry.lane.filter(|_| others || blocked)
-    }
-
-    /// Written back, to come again when the destination is tried again. No attempt is counted.
-    fn postpone(&mut self, sequence: i64, now: Instant) {
-        let Some(entry) = self.known.get(&sequence) else {
-            return;
-        };
-        let breaker = &self.destinations[usize::from(entry.destination)].breaker;
-        // Under `global` an event of a paused key waits in its lane.
-        let key = entry.key.filter(|_| !self.rules.global || entry.lane.is_none());
-        let key_paused = key.and_then(|key| self.paused_keys.get(&key));
-        if let Some(since) = breaker.paused.as_ref().or(key_paused) {
-            let what = if breaker.paused.is_some() { "destination" } else { "key" };
-            self.write_back(sequence, pause_wait(*since, now), format!("its {what} is paused"));
-            return;
-        }
-        let after = match breaker.position {
-            Position::Open(until) => until.saturating_duration_since(now) + FIRST_PAUSE,
-            Position::HalfOpen(_) => breaker.pause(),
-            Position::Closed => UNAVAILABLE_WAIT,
-        };
-        let error = match breaker.error.as_str() {
-            "" => "its destination is busy".to_owned(),
-            error => format!("its destination takes nothing: {error}"),
-        };
-        self.write_back(sequence, after, error);
-    }
-
-    /// It came behind one that failed, in the same lane and batch: it stays behind it, and so does what
-    /// waits in the lane.
-    fn hold_back(&mut self, sequence: i64, now: Instant) {
-        match self.known.get(&sequence).map(|entry| entry.lane) {
-            Some(Some(id)) => {
-                self.hold_behind(id, sequence);
-                self.hold_queue(id);
-            }
-            Some(None) => self.put_back(sequence, now),
-            None => {}
-        }
-    }
-
-    /// It is held behind another one of its lane.
-    fn hold_behind(&mut self, id: LaneId, sequence: i64) {
-        self.leave_lane(sequence);
-        if let Some(lane) = self.lanes.get_mut(&id) {
-            lane.again = true;
-            if lane.block == Block::Open {
-                // It is read back once what it came behind is out of the way.
-                lane.block = Block::Releasing;
-            }
-        }
-        self.hold_follower(id, sequence);
-    }
-
-    /// The event is no longer under way in its lane.
-    pub(super) fn leave_lane(&mut self, sequence: i64) {
-        if let Some(entry) = self.known.get(&sequence)
-            && matches!(entry.state, State::InFlight | State::Undecided | State::Suspect)
-            && let Some(id) = entry.lane
-            && let Some(lane) = self.lanes.get_mut(&id)
-        {
-            lane.in_flight = lane.in_flight.saturating_sub(1);
         }
     }
 }

@@ -53,6 +53,8 @@ mod destination;
 
 mod breaker;
 
+mod aside;
+
 mod pause;
 
 mod shards;

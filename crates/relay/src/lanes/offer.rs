@@ -115,37 +115,50 @@ impl Lanes {
             lease: lease.cloned(),
             state: State::Waiting,
         };
-        if gate == Gate::Postpone {
-            // A blocker whose lane is busy is in hand in some way already.
-            if self.is_busy(lane_id) {
-                return Offered::Ignored;
-            }
-            if let Some(id) = lane_id {
-                self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
-            }
-            self.known.insert(sequence, entry);
-            self.set_aside(sequence, now);
-            return Offered::Held;
-        }
-        if let Some(id) = lane_id
-            && gate == Gate::Hold
-        {
-            return self.hold_paused(sequence, entry, id, origin, wait);
-        }
         let pending = Pending { sequence, content, wait };
-        let hot = entry.hot;
-        let Some(id) = lane_id else {
-            self.known.insert(sequence, entry);
-            let of = self.at(destination);
-            of.count_waiting(hot, 1);
-            of.queue(hot).push_back(Ready::Single(Box::new(pending)));
-            return Offered::Accepted;
-        };
+        match (gate, lane_id) {
+            (Gate::Postpone, _) => self.put_off(entry, sequence, now),
+            (Gate::Hold, Some(id)) => self.hold_paused(sequence, entry, id, origin, wait),
+            (_, Some(id)) => self.enter_lane(entry, pending, id, origin),
+            (_, None) => {
+                let hot = entry.hot;
+                self.known.insert(sequence, entry);
+                let of = self.at(destination);
+                of.count_waiting(hot, 1);
+                of.queue(hot).push_back(Ready::Single(Box::new(pending)));
+                Offered::Accepted
+            }
+        }
+    }
 
+    /// Not now, and the cursor does not bring it again.
+    fn put_off(&mut self, entry: Entry, sequence: i64, now: Instant) -> Offered {
+        // A blocker whose lane is busy is in hand in some way already.
+        if self.is_busy(entry.lane) {
+            return Offered::Ignored;
+        }
+        if let Some(id) = entry.lane {
+            self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
+        }
+        self.known.insert(sequence, entry);
+        self.set_aside(sequence, now);
+        Offered::Held
+    }
+
+    /// Into its lane, as that stands.
+    fn enter_lane(
+        &mut self,
+        entry: Entry,
+        pending: Pending,
+        id: LaneId,
+        origin: Origin,
+    ) -> Offered {
         let global = self.rules.global;
-        let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
-        let blocker_is_due =
-            origin == Origin::Due && matches!(wait, Some(Wait::Retry | Wait::Suspect));
+        let (sequence, destination, hot) = (pending.sequence, entry.destination, entry.hot);
+        let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
+        let blocker_is_due = origin == Origin::Due && entry.blocks;
+        // An operator removed what blocked the lane, and set its first follower free.
+        let freed = origin == Origin::Due && pending.wait == Some(Wait::Held) && !global;
         match lane.block {
             Block::Waiting | Block::Parked if blocker_is_due => {
                 if lane.busy() {
@@ -154,24 +167,19 @@ impl Lanes {
                 lane.block = Block::Waiting;
                 lane.queue.push_front(pending);
             }
-            // An operator removed what blocked the lane and set its first follower free. That may be
-            // long ago, and another event have blocked it since: the table knows.
-            Block::Waiting | Block::Parked
-                if origin == Origin::Due && wait == Some(Wait::Held) && !global =>
-            {
+            // That may be long ago, and another event have blocked it since: the table knows.
+            Block::Waiting | Block::Parked if freed => {
                 self.freed = true;
                 return Offered::Ignored;
             }
-            Block::Open if origin == Origin::Due && wait == Some(Wait::Held) && !global => {
+            Block::Open if freed => {
                 if !lane.busy() {
                     lane.block = Block::Releasing;
                     self.request_release(id);
                 }
                 return Offered::Ignored;
             }
-            Block::Releasing if origin == Origin::Due && wait == Some(Wait::Held) => {
-                return Offered::Ignored;
-            }
+            Block::Releasing if freed => return Offered::Ignored,
             Block::Open if global => lane.insert(pending),
             Block::Open => lane.queue.push_back(pending),
             // It waits in memory, and goes after what blocks the lane.

@@ -1,0 +1,152 @@
+//! Reads: what is looked for, and what they bring when they come back.
+
+use super::*;
+
+impl World {
+    /// One poll is under way at a time, whoever's cursor it moves.
+    pub(super) fn polling(&self) -> bool {
+        self.reads.iter().any(|(_, origin, ..)| {
+            matches!(origin, Origin::Cold | Origin::Due | Origin::CatchUp(_))
+        })
+    }
+
+    pub(super) fn begin_read(&mut self, origin: Origin) {
+        if self.polling() || self.owner != Owner::Us {
+            return;
+        }
+        let wanted = |stored: &Stored| match origin {
+            Origin::Cold | Origin::Hot => stored.is_ahead(),
+            Origin::Due => stored.is_due(),
+            Origin::Held | Origin::CatchUp(_) => false,
+        };
+        let from = if origin == Origin::Cold { self.cursor } else { 0 };
+        // What blocks everything comes first, however much is due before it.
+        let first = origin == Origin::Due && self.lanes.all_blocked();
+        let blockers = self.table.iter().filter(|(_, stored)| first && stored.blocks());
+        let found = self.table.range(from + 1..).filter(|(_, stored)| wanted(stored)).take(4);
+        let rows: Vec<Fetched> =
+            blockers.chain(found).map(|(sequence, _)| self.fetched(*sequence)).collect();
+        let until = rows.last().map_or(from, |row| row.sequence);
+        let read = self.lanes.read_began();
+        self.reads.push_back((read, origin, None, rows, until));
+    }
+
+    /// The hot path: one row by its number, only when all before it of its key are settled or in hand.
+    pub(super) fn begin_hot(&mut self, pick: usize) {
+        let fresh: Vec<i64> = self
+            .table
+            .iter()
+            .filter(|(_, stored)| stored.is_ahead())
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        let Some(sequence) = fresh.get(pick % fresh.len().max(1)).copied() else { return };
+        // Of other keys the read says nothing.
+        if !self.read_once || self.owner != Owner::Us || self.global {
+            return;
+        }
+        let read = self.lanes.read_began();
+        let key = self.table[&sequence].key;
+        let before = self.table.range(..sequence);
+        let unsettled = before.filter(|(_, stored)| stored.key == key && !stored.is_done());
+        self.previous.insert(read, unsettled.map(|(sequence, _)| *sequence).collect());
+        self.reads.push_back((read, Origin::Hot, None, vec![self.fetched(sequence)], 0));
+    }
+
+    pub(super) fn begin_release(&mut self) {
+        for release in self.lanes.next_releases() {
+            let key = release.lane.key.0;
+            let rows = self
+                .table
+                .iter()
+                .filter(|(_, stored)| {
+                    stored.stand == Stand::Waits(Wait::Held) && i64::from(stored.key) == key
+                })
+                .map(|(sequence, _)| self.fetched(*sequence))
+                .take(RELEASE_LIMIT)
+                .collect();
+            self.reads.push_back((release.read, Origin::Held, Some(release), rows, 0));
+        }
+    }
+
+    pub(super) fn merge_read(&mut self, pick: usize) {
+        if self.reads.is_empty() {
+            return;
+        }
+        let Some((read, origin, release, rows, until)) = self.reads.remove(pick % self.reads.len())
+        else {
+            return;
+        };
+        match (origin, release) {
+            (Origin::Held, Some(release)) => {
+                let rows = (pick % 7 != 1).then_some(rows);
+                self.lanes.released(&release, rows, self.now);
+            }
+            (Origin::Hot, _) => {
+                let ours = self.read_once && self.lanes.saw(read, 0);
+                let previous = self.previous.remove(&read).unwrap_or_default();
+                if ours && previous.iter().all(|sequence| self.lanes.in_hand(*sequence)) {
+                    self.offer(rows, origin);
+                }
+            }
+            (Origin::CatchUp(destination), _) => self.caught(destination, rows, until as u64),
+            _ => {
+                self.read_once |= origin == Origin::Cold && rows.len() < 4;
+                self.offer(rows, origin);
+                if origin == Origin::Cold {
+                    self.cursor = self.cursor.max(until);
+                    self.source.read_ahead(&page(self.cursor, true), self.source.generation(), 0);
+                }
+            }
+        }
+        self.note_skipped();
+        self.lanes.read_merged(read);
+    }
+
+    pub(super) fn offer(&mut self, rows: Vec<Fetched>, origin: Origin) {
+        for row in rows {
+            self.lanes.offer(row, origin, None, self.now);
+        }
+        self.note_skipped();
+    }
+
+    pub(super) fn note_skipped(&mut self) {
+        for (destination, sequence) in self.lanes.take_skipped() {
+            self.source.fall_behind(destination, sequence);
+        }
+    }
+
+    /// A destination that is behind reads on, as the driver does it.
+    pub(super) fn begin_catch_up(&mut self, pick: usize) {
+        let behind: Vec<u16> = self.source.behind().collect();
+        let Some(destination) = behind.get(pick % behind.len().max(1)).copied() else { return };
+        let wanted = self.lanes.wants_probe(destination)
+            || self.lanes.room_behind(destination, usize::MAX) > 0;
+        if self.polling() || !wanted || self.owner != Owner::Us {
+            return;
+        }
+        let from = self.source.begin_behind(destination);
+        let rows: Vec<Fetched> = self
+            .table
+            .range(from + 1..)
+            .filter(|(_, stored)| stored.is_ahead())
+            .map(|(sequence, _)| self.fetched(*sequence))
+            .take(PAGE)
+            .collect();
+        let read = self.lanes.read_began();
+        let generation = self.source.behind_generation(destination) as i64;
+        self.reads.push_back((read, Origin::CatchUp(destination), None, rows, generation));
+    }
+
+    pub(super) fn caught(&mut self, destination: u16, rows: Vec<Fetched>, generation: u64) {
+        let until = rows.last().map_or(self.source.behind_position(destination), |r| r.sequence);
+        let page = page(until, rows.len() < PAGE);
+        if !self.source.is_behind_since(destination, generation) {
+            return;
+        }
+        let taken = self.lanes.catch_up(destination, rows, self.now);
+        self.note_skipped();
+        if self.source.read_behind(destination, &page, generation, taken) {
+            self.lanes.caught_up(destination);
+        }
+    }
+}
