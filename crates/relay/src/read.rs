@@ -171,7 +171,7 @@ impl Driver {
         if self.reconciling || !self.lanes.blocked() {
             return;
         }
-        if !self.lanes.take_freed() && now < self.reconcile_at {
+        if now < self.reconcile_at && !self.lanes.asks() {
             return;
         }
         self.reconciling = true;
@@ -189,6 +189,7 @@ impl Driver {
 
     pub(crate) fn reconciled(&mut self, read: u64, blocked: Result<Vec<Blocked>>) {
         self.reconciling = false;
+        self.lanes.asked();
         match blocked {
             Ok(blocked) => self.lanes.reconcile(read, &blocked),
             Err(error) => self.database_failed("looking at blocked lanes", &error),

@@ -8,6 +8,12 @@ use std::time::Instant;
 
 use super::{LaneId, Lanes, State, lane::Block, pause::pause_wait};
 
+/// What is in the way of an event in its lane.
+enum Another {
+    Blocks,
+    UnderWay,
+}
+
 impl Lanes {
     /// An event that was not taken, through no fault of its own, or that did not come to be handed
     /// over: as if it had not been read.
@@ -44,23 +50,32 @@ impl Lanes {
         }
     }
 
-    /// An event that cannot go now, and that the cursor does not bring again. Behind another one that is
-    /// in the way in its lane it is held: with two that block it, the lane would go on after the first.
+    /// An event that cannot go now, and that the cursor does not bring again. With two that block its
+    /// lane, that would go on after the first: behind another one it is held. Behind one that is under
+    /// way it is only forgotten, and comes again: a follower in the table of one that is not would be
+    /// read back before the cursor brings that.
     pub(super) fn set_aside(&mut self, sequence: i64, now: Instant) {
-        match self.behind_another(sequence) {
-            Some(id) => self.hold_behind(id, sequence),
+        match self.another(sequence) {
+            Some((id, Another::Blocks)) => self.hold_behind(id, sequence),
+            Some((_, Another::UnderWay)) => {
+                self.leave_lane(sequence);
+                self.known.remove(&sequence);
+            }
             None => self.postpone(sequence, now),
         }
     }
 
-    /// Its lane, if another event blocks that or is under way in it.
-    fn behind_another(&self, sequence: i64) -> Option<LaneId> {
+    /// Its lane, if another event is in the way there.
+    fn another(&self, sequence: i64) -> Option<(LaneId, Another)> {
         let entry = self.known.get(&sequence).filter(|entry| !entry.blocks)?;
-        let lane = self.lanes.get(&entry.lane?)?;
+        let id = entry.lane?;
+        let lane = self.lanes.get(&id)?;
         let own = matches!(entry.state, State::InFlight | State::Undecided | State::Suspect);
-        let others = lane.in_flight > u32::from(own);
-        let blocked = matches!(lane.block, Block::Waiting | Block::Parked);
-        entry.lane.filter(|_| others || blocked)
+        if matches!(lane.block, Block::Waiting | Block::Parked) {
+            Some((id, Another::Blocks))
+        } else {
+            (lane.in_flight > u32::from(own)).then_some((id, Another::UnderWay))
+        }
     }
 
     /// Written back, to come again when the destination is tried again. No attempt is counted.

@@ -325,6 +325,7 @@ impl Lanes {
             && self.settlements.is_empty()
             && self.careful.is_empty()
             && self.releases.is_empty()
+            && !self.asks()
             && self.known.values().all(|entry| {
                 matches!(entry.state, State::Leaving { .. })
                     || (stands && entry.lane.is_some() && entry.state == State::Waiting)

@@ -117,6 +117,11 @@ impl Lanes {
         };
         let pending = Pending { sequence, content, wait };
         match (gate, lane_id) {
+            // The mark of an operator stays until the lane is looked at.
+            (Gate::Postpone, Some(_)) if pending.wait == Some(Wait::Held) => {
+                self.freed = true;
+                Offered::Ignored
+            }
             (Gate::Postpone, _) => self.put_off(entry, sequence, now),
             (Gate::Hold, Some(id)) => self.hold_paused(sequence, entry, id, origin, wait),
             (_, Some(id)) => self.enter_lane(entry, pending, id, origin),

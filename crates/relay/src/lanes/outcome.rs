@@ -4,7 +4,11 @@ use std::time::{Duration, Instant};
 
 use posthaste_core::{store::Verdict, transport::Outcome};
 
-use super::{LaneId, Lanes, State, Then, UNAVAILABLE_WAIT, lane::Block, unsettled};
+use super::{
+    LaneId, Lanes, State, Then, UNAVAILABLE_WAIT,
+    lane::{Block, Lane},
+    unsettled,
+};
 use crate::OnDead;
 
 impl Lanes {
@@ -117,7 +121,7 @@ impl Lanes {
             return;
         };
         entry.state = State::Settling(Then::BlockLane);
-        let lane = entry.lane;
+        let (lane, shard) = (entry.lane, entry.shard);
         let verdict = Verdict::Retry {
             after,
             error,
@@ -128,6 +132,7 @@ impl Lanes {
         let unsettled = unsettled(sequence, entry, verdict);
         self.settlements.push_back(unsettled);
         if let Some(id) = lane {
+            self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
             self.block_lane(id, Block::Waiting);
         }
     }

@@ -79,8 +79,8 @@ impl Lanes {
         // In line, or recorded as one that may have killed a relay.
         let head = lane.queue.front().filter(|_| lane.scheduled);
         let head = head.and_then(|head| self.known.get(&head.sequence));
-        let recorded = || self.known.values().find(|entry| entry.state == State::Suspect);
-        self.in_flight == 0 && head.or_else(recorded).is_some_and(paused)
+        let recorded = |entry: &Entry| entry.state == State::Suspect && paused(entry);
+        self.in_flight == 0 && head.map_or_else(|| self.known.values().any(recorded), paused)
     }
 
     pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
@@ -118,6 +118,12 @@ impl Lanes {
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         if origin == Origin::Held {
             lane.again = true;
+            return Offered::Ignored;
+        }
+        let marked = origin == Origin::Due && wait == Some(Wait::Held);
+        if marked && matches!(lane.block, Block::Waiting | Block::Parked) {
+            // Perhaps of an earlier discard: the table knows whether anything blocks the lane.
+            self.freed = true;
             return Offered::Ignored;
         }
         let was_in_the_way =

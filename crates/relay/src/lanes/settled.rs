@@ -166,7 +166,9 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        if empty && !lane.again && lane.holds == 0 && breaker.wants_probe() && !paused {
+        let stands = lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty();
+        let nothing_held = empty && !lane.again && lane.holds == 0;
+        if stands && nothing_held && breaker.wants_probe() && !paused {
             // There is nothing to try the destination with: another lane may have something.
             breaker.look_again();
             self.lanes.remove(&id);

@@ -140,10 +140,15 @@ impl Lanes {
         self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
     }
 
-    /// Whether something was found since this was last asked that an operator sets free together with a
-    /// blocked lane.
-    pub fn take_freed(&mut self) -> bool {
-        std::mem::take(&mut self.freed)
+    /// Something was found that an operator sets free together with a blocked lane: whether that is
+    /// still blocked is to be asked.
+    pub fn asks(&self) -> bool {
+        self.freed && self.blocked()
+    }
+
+    /// It was asked, with or without an answer.
+    pub fn asked(&mut self) {
+        self.freed = false;
     }
 
     /// The one lane of `global` is blocked: what blocks it must be read back even if what waits behind

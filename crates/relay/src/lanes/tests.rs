@@ -190,9 +190,11 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     settle(&mut lanes);
     assert!(dispatch(&mut lanes).is_empty());
     let nudge = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
-    assert!(!lanes.take_freed());
+    assert!(!lanes.asks());
     assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None, now()), Offered::Ignored);
-    assert!(lanes.take_freed(), "the table is asked what blocks the lane");
+    assert!(lanes.asks(), "the table knows what blocks the lane");
+    assert!(!lanes.is_idle());
+    lanes.asked();
     let read = lanes.read_began();
     let parked =
         Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: true };

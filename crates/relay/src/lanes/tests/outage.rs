@@ -177,6 +177,32 @@ fn what_waits_behind_a_delayed_event_is_passed_over_with_what_was_before_it() {
 }
 
 #[test]
+fn a_delayed_event_that_is_put_back_blocks_its_lane_also_for_what_was_before_it() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(2, 1), Origin::Due, None, now());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert_eq!(lanes.take_skipped(), [(0, 1)]);
+    assert!(matches!(settle(&mut lanes)[..], [(2, Verdict::Retry { .. })]));
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+    assert!(lanes.catch_up(0, vec![row(1, 1)], now()));
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Held { .. })]));
+}
+
+#[test]
+fn nothing_is_written_of_a_delayed_event_behind_one_that_is_under_way() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.offer(row(2, 1), Origin::Due, None, now());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert!(settle(&mut lanes).is_empty(), "the next owner would hand it over before 1");
+    assert_eq!(lanes.in_memory(), 1);
+    assert_eq!(lanes.offer(row(2, 1), Origin::Due, None, now()), Offered::Ignored);
+}
+
+#[test]
 fn a_replay_tries_the_destination_when_there_is_nothing_else() {
     let mut lanes = keys(2);
     dispatch(&mut lanes);

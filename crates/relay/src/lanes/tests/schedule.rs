@@ -225,8 +225,8 @@ impl World {
             self.acquire();
             self.lanes.wake_breakers(self.now);
             match turn % 3 {
-                0 => self.begin_read(Origin::Cold),
-                1 => self.begin_read(Origin::Due),
+                0 => self.begin_read(Origin::Cold, 0),
+                1 => self.begin_read(Origin::Due, turn / 3),
                 _ => self.begin_catch_up(turn / 3),
             }
             self.begin_release();
@@ -256,8 +256,8 @@ fn act(world: &mut World, action: u8, pick: u8) {
     let pick = usize::from(pick);
     match action % 27 {
         0 | 1 => world.write((pick % 3) as u8, pick % 16 > 13),
-        2 | 3 => world.begin_read(Origin::Cold),
-        4 => world.begin_read(Origin::Due),
+        2 | 3 => world.begin_read(Origin::Cold, 0),
+        4 => world.begin_read(Origin::Due, pick),
         5 => world.begin_release(),
         6 => world.begin_hot(pick),
         7 | 8 => world.merge_read(pick),

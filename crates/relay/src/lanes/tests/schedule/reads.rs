@@ -10,7 +10,8 @@ impl World {
         })
     }
 
-    pub(super) fn begin_read(&mut self, origin: Origin) {
+    /// Due events come by their time, which is anybody's guess.
+    pub(super) fn begin_read(&mut self, origin: Origin, pick: usize) {
         if self.polling() || self.owner != Owner::Us {
             return;
         }
@@ -23,9 +24,14 @@ impl World {
         // What blocks everything comes first, however much is due before it.
         let first = origin == Origin::Due && self.lanes.all_blocked();
         let blockers = self.table.iter().filter(|(_, stored)| first && stored.blocks());
-        let found = self.table.range(from + 1..).filter(|(_, stored)| wanted(stored)).take(4);
-        let rows: Vec<Fetched> =
-            blockers.chain(found).map(|(sequence, _)| self.fetched(*sequence)).collect();
+        let mut found: Vec<_> =
+            self.table.range(from + 1..).filter(|(_, stored)| wanted(stored)).collect();
+        if origin == Origin::Due && !found.is_empty() {
+            let first = pick % found.len();
+            found.rotate_left(first);
+        }
+        let found = blockers.chain(found.into_iter().take(4));
+        let rows: Vec<Fetched> = found.map(|(sequence, _)| self.fetched(*sequence)).collect();
         let until = rows.last().map_or(from, |row| row.sequence);
         let read = self.lanes.read_began();
         self.reads.push_back((read, origin, None, rows, until));
