@@ -385,7 +385,10 @@ async fn plans_use_the_indexes() {
         // `SCAN` walks all of a table, `SEARCH` enters it by a key.
         for alias in ["T", "e", "p", "h"] {
             let walks = |step: &str| {
-                step == format!("SCAN {alias}") || step.starts_with(&format!("SCAN {alias} "))
+                // But for what is blocked or held, which is few.
+                let few = step.ends_with("_lane_idx");
+                step == format!("SCAN {alias}")
+                    || (step.starts_with(&format!("SCAN {alias} ")) && !few)
             };
             assert!(!plan.lines().any(walks), "{statement}\n{plan}");
         }

@@ -173,7 +173,7 @@ pub trait Read: Send + Sync {
     async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>>;
 
     /// What blocks lanes, of all shards, and whose `not_before` has passed: retried and suspect events,
-    /// in the order of their sequence, at most `limit`. For a relay that owns everything.
+    /// in the order of their lanes and sequences, at most `limit`. For a relay that owns everything.
     async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>>;
 
     /// The blocked lanes of these shards.

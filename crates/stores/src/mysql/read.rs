@@ -264,10 +264,11 @@ const HELD: &str = concat!(
 const BLOCKERS: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e where e.lane is not null and e.wait in ('retry', 'suspect')
+    " from {events} e force index ({bare}_lane_idx)
+    where e.lane is not null and e.wait in ('retry', 'suspect')
         and e.not_before <= utc_timestamp(6) and ",
     unsettled!(),
-    " order by e.sequence limit ?"
+    " order by e.lane, e.sequence limit ?"
 );
 
 /// A parked event is dead and yet holds its lane. Whoever wrote the lane wrote the shard as well.

@@ -363,7 +363,7 @@ impl Read for PostgresStore {
               and e.not_before <= statement_timestamp() and ",
             unsettled!(),
             "
-            order by e.sequence
+            order by e.lane, e.sequence
             limit $1"
         );
 

@@ -178,7 +178,7 @@ impl Read for SqliteStore {
             " and ",
             unsettled!(),
             "
-            order by sequence
+            order by lane, sequence
             limit ?1"
         );
 
