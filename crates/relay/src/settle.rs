@@ -78,11 +78,7 @@ impl Batch {
     /// forgotten with all its events, and what is known of them now is not from then.
     fn in_hand(&self, shards: &Shards) -> impl Iterator<Item = i64> {
         self.parts.iter().flat_map(|(fence, part)| {
-            let held = match fence {
-                Fence::Shards { held, .. } => held.as_slice(),
-                Fence::Rows(_) => &[],
-            };
-            let gone: Vec<u16> = held
+            let gone: Vec<u16> = leases(fence)
                 .iter()
                 .filter(|held| shards.epoch(held.shard) != Some(held.epoch))
                 .map(|held| held.shard)
@@ -94,11 +90,7 @@ impl Batch {
 
     /// The leases of these shards, as it was fenced with them.
     fn held(&self, shards: &[u16]) -> Vec<Held> {
-        let fences = self.parts.iter().map(|(fence, _)| fence);
-        let held = fences.flat_map(|fence| match fence {
-            Fence::Shards { held, .. } => held.as_slice(),
-            Fence::Rows(_) => &[],
-        });
+        let held = self.parts.iter().flat_map(|(fence, _)| leases(fence));
         held.filter(|held| shards.contains(&held.shard)).copied().collect()
     }
 
@@ -114,6 +106,14 @@ impl Batch {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
+    }
+}
+
+/// The leases of shards that give the right to write.
+fn leases(fence: &Fence) -> &[Held] {
+    match fence {
+        Fence::Shards { held, .. } => held,
+        Fence::Rows(_) => &[],
     }
 }
 

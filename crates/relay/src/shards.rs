@@ -171,7 +171,8 @@ impl Shards {
     /// shard.
     pub(crate) fn suffices(&self) -> bool {
         self.relay.ordering != RelayOrdering::Global
-            || self.reading().len() == usize::from(self.total)
+            || self.held.values().filter(|mine| mine.handing_over.is_none()).count()
+                == usize::from(self.total)
     }
 
     /// Whether events may be handed to a transport now.

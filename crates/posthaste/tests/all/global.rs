@@ -48,6 +48,16 @@ fn up_to(count: usize) -> Vec<usize> {
     (0..count).collect()
 }
 
+/// Refuses these the first time.
+fn failing_once(which: fn(usize) -> bool) -> MemoryTransport {
+    MemoryTransport::scripted(move |envelope| {
+        if envelope.attempts == 0 && which(number(envelope)) {
+            return Outcome::retry("once");
+        }
+        Outcome::Delivered
+    })
+}
+
 /// Every event has a key of its own, so that they are of many shards.
 fn events(numbers: std::ops::Range<usize>) -> Vec<Event> {
     numbers.map(|n| event(&n.to_string(), n)).collect()
@@ -55,12 +65,7 @@ fn events(numbers: std::ops::Range<usize>) -> Vec<Event> {
 
 async fn the_total_order_is_kept<DB: TestDatabase>(on: &Fixture<DB>) {
     on.enqueue(events(0..300)).await;
-    let transport = MemoryTransport::scripted(|envelope| {
-        if envelope.attempts == 0 && number(envelope) % 50 == 3 {
-            return Outcome::retry("once");
-        }
-        Outcome::Delivered
-    });
+    let transport = failing_once(|number| number % 50 == 3);
     let relay = on.relay(transport.clone(), global());
     relay.start().await.unwrap();
     soon("delivery", transport.wait_for(300)).await;
@@ -69,12 +74,7 @@ async fn the_total_order_is_kept<DB: TestDatabase>(on: &Fixture<DB>) {
 }
 
 async fn what_comes_while_the_first_one_waits_goes_after_it<DB: TestDatabase>(on: &Fixture<DB>) {
-    let transport = MemoryTransport::scripted(|envelope| {
-        if envelope.attempts == 0 && number(envelope) == 0 {
-            return Outcome::retry("once");
-        }
-        Outcome::Delivered
-    });
+    let transport = failing_once(|number| number == 0);
     let backoff = Backoff::Fixed(Duration::from_millis(700));
     let relay = on.relay(transport.clone(), Config { backoff, ..global() });
     relay.start().await.unwrap();
@@ -88,12 +88,7 @@ async fn what_comes_while_the_first_one_waits_goes_after_it<DB: TestDatabase>(on
 
 /// What waits behind it fills the queue, and more events than one read brings fell due before it.
 async fn what_failed_comes_back_although_there_is_no_room<DB: TestDatabase>(on: &Fixture<DB>) {
-    let transport = MemoryTransport::scripted(|envelope| {
-        if envelope.attempts == 0 && number(envelope) == 0 {
-            return Outcome::retry("once");
-        }
-        Outcome::Delivered
-    });
+    let transport = failing_once(|number| number == 0);
     let backoff = Backoff::Fixed(Duration::from_millis(700));
     let config = Config { batch: 10, cold_queue: 20, backoff, ..global() };
     let relay = on.relay(transport.clone(), config);

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::{LaneId, Lanes, State, lane::Block, pause::pause_wait};
+use super::{LaneId, Lanes, lane::Block, pause::pause_wait};
 
 /// What is in the way of an event in its lane.
 enum Another {
@@ -70,11 +70,11 @@ impl Lanes {
         let entry = self.known.get(&sequence).filter(|entry| !entry.blocks)?;
         let id = entry.lane?;
         let lane = self.lanes.get(&id)?;
-        let own = matches!(entry.state, State::InFlight | State::Undecided | State::Suspect);
-        if matches!(lane.block, Block::Waiting | Block::Parked) {
+        let own = u32::from(entry.state.is_under_way());
+        if lane.is_blocked() {
             Some((id, Another::Blocks))
         } else {
-            (lane.in_flight > u32::from(own)).then_some((id, Another::UnderWay))
+            (lane.in_flight > own).then_some((id, Another::UnderWay))
         }
     }
 
@@ -125,7 +125,7 @@ impl Lanes {
     /// The event is no longer under way in its lane.
     pub(super) fn leave_lane(&mut self, sequence: i64) {
         if let Some(entry) = self.known.get(&sequence)
-            && matches!(entry.state, State::InFlight | State::Undecided | State::Suspect)
+            && entry.state.is_under_way()
             && let Some(id) = entry.lane
             && let Some(lane) = self.lanes.get_mut(&id)
         {

@@ -26,7 +26,7 @@ pub(super) enum Block {
     Releasing,
 }
 
-/// The events of one (destination, ordering key).
+/// The events of one (destination, ordering key), or of all under `global`.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) shard: u16,
@@ -76,6 +76,16 @@ impl Lane {
         let at = self.queue.len() - behind;
         self.scheduled &= at > 0;
         self.queue.insert(at, pending);
+    }
+
+    /// An event of it that is in the table is in the way of all others.
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(self.block, Block::Waiting | Block::Parked)
+    }
+
+    /// Its held followers are read back, and nothing of it is in memory.
+    pub(super) fn stands_released(&self) -> bool {
+        self.block == Block::Releasing && !self.busy() && self.queue.is_empty()
     }
 
     /// Its head is in line or under way.

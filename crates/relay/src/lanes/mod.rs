@@ -266,6 +266,13 @@ enum Ready {
     Single(Box<Pending>),
 }
 
+impl State {
+    /// Counted among what is under way in its lane, until it leaves that.
+    fn is_under_way(self) -> bool {
+        matches!(self, Self::InFlight | Self::Undecided | Self::Suspect)
+    }
+}
+
 impl Entry {
     /// Its key, or its own number when it has none: whether two failures are of one key.
     fn identity(&self, sequence: i64) -> i64 {

@@ -121,7 +121,7 @@ impl Lanes {
             return Offered::Ignored;
         }
         let marked = origin == Origin::Due && wait == Some(Wait::Held);
-        if marked && matches!(lane.block, Block::Waiting | Block::Parked) {
+        if marked && lane.is_blocked() {
             // Perhaps of an earlier discard: the table knows whether anything blocks the lane.
             self.freed = true;
             return Offered::Ignored;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use posthaste_core::store::Fetched;
 
-use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, Release, State, Then, Unsettled, lane::Block};
+use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, Release, State, Then, Unsettled};
 
 impl Lanes {
     /// How many outcomes wait to be written.
@@ -84,7 +84,7 @@ impl Lanes {
     fn block_written(&mut self, id: LaneId) {
         let next = self.leaving.next_read();
         if let Some(lane) = self.lanes.get_mut(&id)
-            && matches!(lane.block, Block::Waiting | Block::Parked)
+            && lane.is_blocked()
             && !lane.busy()
         {
             lane.written.get_or_insert(next);
@@ -96,7 +96,7 @@ impl Lanes {
             return;
         };
         lane.holds -= 1;
-        if lane.block == Block::Releasing && lane.queue.is_empty() && !lane.busy() {
+        if lane.stands_released() {
             self.request_release(id);
         }
     }
@@ -166,9 +166,8 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        let stands = lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty();
         let nothing_held = empty && !lane.again && lane.holds == 0;
-        if stands && nothing_held && breaker.wants_probe() && !paused {
+        if lane.stands_released() && nothing_held && breaker.wants_probe() && !paused {
             // There is nothing to try the destination with: another lane may have something.
             breaker.look_again();
             self.lanes.remove(&id);
@@ -176,7 +175,7 @@ impl Lanes {
         }
         // They stay held until the destination takes events again, and the key is not paused.
         lane.again |= full || !closed;
-        if closed && lane.block == Block::Releasing && !lane.busy() && lane.queue.is_empty() {
+        if closed && lane.stands_released() {
             self.lane_done(id);
         }
     }

@@ -137,7 +137,7 @@ impl Lanes {
 
     /// Blocked lanes, for those who must ask whether an operator has acted.
     pub fn blocked(&self) -> bool {
-        self.lanes.values().any(|lane| matches!(lane.block, Block::Waiting | Block::Parked))
+        self.lanes.values().any(Lane::is_blocked)
     }
 
     /// Something was found that an operator sets free together with a blocked lane: whether that is
@@ -179,7 +179,7 @@ impl Lanes {
             .lanes
             .iter()
             .filter(|(id, lane)| {
-                matches!(lane.block, Block::Waiting | Block::Parked)
+                lane.is_blocked()
                     && !lane.busy()
                     && lane.written.is_some_and(|from| from <= read)
                     && !still.contains(id)

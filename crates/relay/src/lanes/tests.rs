@@ -84,6 +84,11 @@ fn keys(count: u8) -> Lanes {
     lanes
 }
 
+/// What the table says of a lane of the only destination.
+fn blocked(key: i64, waiting: bool, parked: bool) -> Blocked {
+    Blocked { destination: "there".to_owned(), key: Key(key), waiting, parked }
+}
+
 fn later(millis: u64) -> Instant {
     now() + Duration::from_millis(millis)
 }
@@ -196,8 +201,7 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     assert!(!lanes.is_idle());
     lanes.asked();
     let read = lanes.read_began();
-    let parked =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: true };
+    let parked = blocked(1, false, true);
     lanes.reconcile(read, &[parked]);
     assert!(lanes.next_releases().is_empty(), "it was for an event before that");
     lanes.reconcile(read, &[]);
@@ -327,8 +331,7 @@ fn suspects_go_on_after_a_shard_was_lost_while_one_of_its_was_recorded() {
 #[test]
 fn a_shard_that_comes_back_knows_nothing_of_reads_from_before() {
     let mut lanes = open(OnDead::Skip);
-    let held =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: false };
+    let held = blocked(1, false, false);
     lanes.block(0, &held);
     let before = lanes.next_releases().pop().unwrap();
     let hot = lanes.read_began();
@@ -408,8 +411,7 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     let mut lanes = open(OnDead::Skip);
     let early = lanes.read_began();
     // The shard is acquired while that read is under way, which asks for other shards.
-    let blocked =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: true, parked: false };
+    let blocked = blocked(1, true, false);
     lanes.block(0, &blocked);
     lanes.reconcile(early, &[]);
     lanes.read_merged(early);

@@ -2,6 +2,15 @@
 
 use super::*;
 
+/// Two keys could not be reached: the breaker is open.
+fn in_an_outage() -> Lanes {
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    let down = || Outcome::unavailable("down");
+    lanes.published(vec![(1, down()), (2, down())], now());
+    lanes
+}
+
 #[test]
 fn two_keys_that_cannot_be_reached_open_the_breaker_and_no_attempt_is_counted() {
     let mut lanes = keys(3);
@@ -70,12 +79,7 @@ fn a_failure_with_nobody_else_around_is_its_own() {
 
 #[test]
 fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
+    let mut lanes = in_an_outage();
     lanes.take_skipped();
     let page = || vec![row(1, 1), row(2, 2), row(3, 1)];
     assert_eq!(lanes.wake_breakers(later(99)), Some(later(100)), "not yet");
@@ -104,14 +108,8 @@ fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
 
 #[test]
 fn a_held_event_is_tried_again_when_the_probe_was_lost() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
-    let held =
-        Blocked { destination: "there".to_owned(), key: Key(9), waiting: false, parked: false };
+    let mut lanes = in_an_outage();
+    let held = blocked(9, false, false);
     lanes.block(0, &held);
     lanes.wake_breakers(later(100));
     let release = lanes.next_releases().pop().unwrap();
@@ -132,16 +130,9 @@ fn a_held_event_is_tried_again_when_the_probe_was_lost() {
 
 #[test]
 fn a_lane_without_held_events_makes_room_for_another_to_try() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
+    let mut lanes = in_an_outage();
     for key in [8, 9] {
-        let destination = "there".to_owned();
-        let held = Blocked { destination, key: Key(key), waiting: false, parked: false };
-        lanes.block(0, &held);
+        lanes.block(0, &blocked(key, false, false));
     }
     let again = lanes.wake_breakers(later(100));
     assert_eq!(again, Some(later(5_100)), "it looks again, should this come to nothing");
@@ -204,12 +195,7 @@ fn nothing_is_written_of_a_delayed_event_behind_one_that_is_under_way() {
 
 #[test]
 fn a_replay_tries_the_destination_when_there_is_nothing_else() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
+    let mut lanes = in_an_outage();
     lanes.wake_breakers(later(100));
     let replay = Fetched { wait: Some(Wait::Replay), ..row(9, 9) };
     assert_eq!(lanes.offer(replay, Origin::Due, None, later(100)), Offered::Accepted);
@@ -221,8 +207,7 @@ fn a_replay_tries_the_destination_when_there_is_nothing_else() {
 #[test]
 fn a_delayed_event_does_not_block_a_lane_that_another_blocks() {
     let mut lanes = open(OnDead::Skip);
-    let failed =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: true, parked: false };
+    let failed = blocked(1, true, false);
     lanes.block(0, &failed);
     lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
     lanes.offer(row(3, 1), Origin::Due, None, now());
@@ -237,12 +222,7 @@ fn a_delayed_event_does_not_block_a_lane_that_another_blocks() {
 
 #[test]
 fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
-    let mut lanes = keys(2);
-    dispatch(&mut lanes);
-    lanes.published(
-        vec![(1, Outcome::unavailable("down")), (2, Outcome::unavailable("down"))],
-        now(),
-    );
+    let mut lanes = in_an_outage();
     let due = Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
     assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
     let written = lanes.next_settlements(10);

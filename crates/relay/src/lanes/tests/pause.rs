@@ -100,8 +100,7 @@ fn what_blocked_a_lane_is_held_with_the_others_when_its_key_is_paused() {
 fn a_lane_that_an_earlier_owner_held_stays_so_while_its_key_is_paused() {
     let mut lanes = open(OnDead::Skip);
     pause_key(&mut lanes, 1);
-    let held =
-        Blocked { destination: "there".to_owned(), key: Key(1), waiting: false, parked: false };
+    let held = blocked(1, false, false);
     lanes.block(0, &held);
     assert!(lanes.next_releases().is_empty());
     assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Held);
@@ -192,4 +191,27 @@ fn claimed_rows_of_a_paused_key_are_given_back() {
     assert_eq!(dispatch(&mut lanes), [2]);
     assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Retry { .. })]));
     assert_eq!(lanes.offer(row(3, 1), Origin::Cold, Some(&lease), now()), Offered::Held);
+}
+
+#[test]
+fn the_mark_of_a_discard_frees_no_lane_of_a_paused_key_that_another_event_blocks() {
+    let mut lanes = open(OnDead::Park);
+    lanes.block(0, &blocked(1, true, false));
+    pause_key(&mut lanes, 1);
+    let marked = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
+    assert_eq!(lanes.offer(marked, Origin::Due, None, now()), Offered::Ignored);
+    assert!(lanes.asks());
+    resume(&mut lanes);
+    assert!(lanes.next_releases().is_empty());
+}
+
+#[test]
+fn the_mark_of_a_discard_stays_while_its_destination_is_paused() {
+    let mut lanes = open(OnDead::Park);
+    lanes.block(0, &blocked(1, false, true));
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    let marked = Fetched { wait: Some(Wait::Held), ..row(2, 1) };
+    assert_eq!(lanes.offer(marked, Origin::Due, None, now()), Offered::Ignored);
+    assert!(settle(&mut lanes).is_empty());
+    assert!(lanes.asks());
 }
