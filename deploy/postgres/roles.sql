@@ -27,7 +27,7 @@ grant usage on schema public to posthaste_writer, posthaste_relay, posthaste_ope
 revoke all on
     outbox_event, outbox_event_shards, outbox_event_relays, outbox_event_attempts,
     outbox_event_controls, outbox_event_meta, outbox_event_inbox, outbox_event_idempotency,
-    outbox_event_audit
+    outbox_event_audit, outbox_event_life
 from public;
 
 -- The application. It reads back what it wrote: the same id again gives the first sequence.
@@ -40,6 +40,7 @@ grant select, update, delete on outbox_event to posthaste_relay;
 grant select, update on outbox_event_shards, outbox_event_meta to posthaste_relay;
 grant select, insert, update, delete on outbox_event_relays to posthaste_relay;
 grant select, insert, delete on outbox_event_attempts to posthaste_relay;
+grant select, insert, update on outbox_event_life to posthaste_relay;
 grant select on outbox_event_controls to posthaste_relay;
 grant select, delete on outbox_event_inbox, outbox_event_idempotency to posthaste_relay;
 

@@ -163,6 +163,7 @@ pub(crate) async fn check(args: CheckArgs) -> Result<()> {
             ));
         }
         Some(Outcome::Retry { error, .. }) => ("not delivered, a relay would try again", error),
+        Some(Outcome::TimedOut { error }) => ("not answered, a relay would try again", error),
         Some(Outcome::Dead { error }) => ("refused, a relay would give it up", error),
         Some(Outcome::Unavailable { error, .. }) => ("not taken, a relay would wait", error),
         None => ("no answer", String::new()),

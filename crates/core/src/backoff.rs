@@ -5,6 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 /// A source of jitter: numbers in `0.0..1.0`. Injected, so that tests know what comes.
 pub type Random = Arc<dyn Fn() -> f64 + Send + Sync>;
 
+/// No event waits longer than this, whoever asked for it: times are added to clocks, and a sum that
+/// is too large for one ends the program.
+pub const LONGEST_WAIT: Duration = Duration::from_hours(365 * 24);
+
 /// The waiting time after the nth failure.
 #[derive(Clone)]
 pub enum Backoff {
@@ -22,17 +26,18 @@ pub enum Backoff {
 }
 
 impl Backoff {
-    /// The wait after failure number `failures` (1 is the first).
+    /// The wait after failure number `failures` (1 is the first), at most [`LONGEST_WAIT`].
     pub fn wait(&self, failures: u32, random: &Random) -> Duration {
-        match self {
+        let wait = match self {
             Self::Exponential { base, cap } => {
                 let doublings = failures.saturating_sub(1).min(31);
-                let wait = base.saturating_mul(1 << doublings).min(*cap);
+                let wait = base.saturating_mul(1 << doublings).min(*cap).min(LONGEST_WAIT);
                 wait.mul_f64(0.5 + random().clamp(0.0, 1.0))
             }
             Self::Fixed(wait) => *wait,
             Self::Custom(wait) => wait(failures),
-        }
+        };
+        wait.min(LONGEST_WAIT)
     }
 }
 
@@ -79,6 +84,15 @@ mod tests {
         let backoff = Backoff::default();
         assert_eq!(backoff.wait(1, &always(0.0)), Duration::from_millis(100));
         assert_eq!(backoff.wait(1, &always(1.0)), Duration::from_millis(300));
+    }
+
+    #[test]
+    fn no_wait_is_longer_than_a_year() {
+        let exponential = Backoff::Exponential { base: Duration::MAX, cap: Duration::MAX };
+        let custom = Backoff::Custom(Arc::new(|_| Duration::MAX));
+        for backoff in [exponential, Backoff::Fixed(Duration::MAX), custom] {
+            assert!(backoff.wait(9, &always(1.0)) <= LONGEST_WAIT, "{backoff:?}");
+        }
     }
 
     #[test]

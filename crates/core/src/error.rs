@@ -31,16 +31,25 @@ pub enum ErrorKind {
     Schema,
     /// The database could not be reached, or refused for now: trying again may help.
     Unavailable,
+    /// There was no answer in time: whether it was done is unknown. Trying again may help, with less.
+    TimedOut,
     /// The database refused the statement for good.
     Database,
     /// The relay was asked for something that its state does not allow, such as a second start.
     State,
+    /// The server behind the address is another one than before, or has lost what it had committed:
+    /// nothing that was read from it counts any more. Take the shards anew.
+    Moved,
 }
 
 impl ErrorKind {
     /// What this SQLSTATE of PostgreSQL means to the caller: connection, resources, shutdown,
     /// serialisation, deadlock and lock timeout pass; anything else stays.
     pub fn of_sqlstate(code: &str) -> Self {
+        // Cancelled, as a rule by `statement_timeout`.
+        if code == "57014" {
+            return Self::TimedOut;
+        }
         let passes = ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
             || matches!(code, "40001" | "40P01" | "55P03");
         if passes { Self::Unavailable } else { Self::Database }
@@ -76,7 +85,7 @@ impl Error {
 
     /// Whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
-        self.kind == ErrorKind::Unavailable
+        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
     }
 }
 

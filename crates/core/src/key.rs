@@ -13,12 +13,20 @@ use uuid::Uuid;
 pub struct Key(pub i64);
 
 impl Key {
+    /// The key of the one lane that holds everything under the ordering `global`. It is in no shard.
+    pub const OF_ALL: Self = Self(0);
+
     /// The key of this text.
     pub fn of(ordering_key: &str) -> Self {
         let digest = Md5::digest(ordering_key.as_bytes());
         let mut head = [0; 8];
         head.copy_from_slice(&digest[..8]);
         Self(i64::from_be_bytes(head))
+    }
+
+    /// The shard of this key's events.
+    pub fn shard(self, shards: u16) -> u16 {
+        ((self.0 as u64 >> 32) % u64::from(shards.max(1))) as u16
     }
 }
 

@@ -96,6 +96,12 @@ pub enum Outcome {
         /// The destination's own wish.
         after: Option<Duration>,
     },
+    /// The destination has not answered in time, and may have taken it. That can be the event's fault
+    /// or the destination's: it counts as the event's own failure only when other events are taken.
+    TimedOut {
+        /// How long it was waited for.
+        error: String,
+    },
     /// It failed and always will.
     Dead {
         /// Why.
@@ -116,6 +122,11 @@ impl Outcome {
         Self::Retry { error: error.into(), after: None }
     }
 
+    /// No answer came in time.
+    pub fn timed_out(error: impl Into<String>) -> Self {
+        Self::TimedOut { error: error.into() }
+    }
+
     /// The destination takes nothing for now.
     pub fn unavailable(error: impl Into<String>) -> Self {
         Self::Unavailable { error: error.into(), after: None }
@@ -133,5 +144,16 @@ impl Outcome {
     /// A failure that will not pass.
     pub fn dead(error: impl Into<String>) -> Self {
         Self::Dead { error: error.into() }
+    }
+
+    /// Why it was not delivered; `None` when it was.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::Delivered => None,
+            Self::Retry { error, .. }
+            | Self::TimedOut { error }
+            | Self::Dead { error }
+            | Self::Unavailable { error, .. } => Some(error),
+        }
     }
 }

@@ -8,7 +8,10 @@ use std::{
 use jiff::Timestamp;
 use posthaste_core::{Result, store::OpenBreaker};
 
-use crate::driver::{Done, Driver};
+use crate::{
+    driver::{Done, Driver},
+    read::within,
+};
 
 /// A breaker that opens and closes all the time is not worth a write each time.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -57,8 +60,9 @@ impl Driver {
         }
         self.breakers.reporting = true;
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
+        let deadline = self.config.deadline();
         self.tasks.spawn(async move {
-            let result = store.report_breakers(&relay, &open).await;
+            let result = within(deadline, store.report_breakers(&relay, &open)).await;
             Done::Reported { open, result }
         });
     }

@@ -4,15 +4,12 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use posthaste_core::{
     Error, ErrorKind, Result,
-    store::{
-        Blocked, Census, Fetched, Held, Position, Relay as Identity, RelayOrdering, ShardLease,
-        Store,
-    },
+    store::{Census, Held, Position, RelayOrdering, ShardLease},
 };
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::Origin,
+    read::{Survey, within},
 };
 
 /// How far a relay may hand out events beyond what it has seen when it last reported. After a crash
@@ -32,15 +29,6 @@ struct Renewed {
     still: Vec<u16>,
 }
 
-/// New shards, with everything that must be known before the first event of theirs is handed out.
-pub(crate) struct Acquired {
-    leases: Vec<ShardLease>,
-    blocked: Vec<Blocked>,
-    late: Vec<Fetched>,
-    /// From the first of the late reads: whatever was not visible then is found later.
-    context: String,
-}
-
 impl Driver {
     /// Whether heartbeats are sent. A relay that is switched off is none to the others; before the
     /// pauses are known nothing could be done with the answer.
@@ -53,6 +41,7 @@ impl Driver {
         if self.ticking
             || self.resting
             || self.stopping.is_some()
+            || now < self.tick_not_before
             || !self.ticks()
             || !(now >= self.tick_at || self.tick_now || reserve_runs_out)
         {
@@ -73,20 +62,20 @@ impl Driver {
         let leases = if self.by_rows() { self.lanes.leases() } else { Vec::new() };
         let relay = self.shards.relay.clone();
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
-        let by_rows = self.by_rows();
+        let (by_rows, deadline) = (self.by_rows(), self.config.deadline());
         self.tasks.spawn(async move {
             let tick = async {
-                let census = store.heartbeat(&relay, reserved).await?;
+                let census = within(deadline, store.heartbeat(&relay, reserved)).await?;
                 let mut renewed = None;
                 if renew {
                     let asked_at = clock.now();
                     let mut still = Vec::new();
                     if by_rows {
                         if !leases.is_empty() {
-                            store.renew_rows(&relay, &leases).await?;
+                            within(deadline, store.renew_rows(&relay, &leases)).await?;
                         }
                     } else if !held.is_empty() {
-                        still = store.renew(&relay, &held, &mark).await?;
+                        still = within(deadline, store.renew(&relay, &held, &mark)).await?;
                     }
                     renewed = Some(Renewed { asked: held, asked_at, still });
                 }
@@ -105,7 +94,9 @@ impl Driver {
             Err(error) => {
                 self.database_failed("renewing leases", &error);
                 self.renew_at = now;
+                // Whatever else wants a heartbeat: one that fails at once is not repeated at once.
                 self.tick_at = now + RETRY_PAUSE;
+                self.tick_not_before = self.tick_at;
                 return Ok(());
             }
         };
@@ -189,23 +180,27 @@ impl Driver {
         let wanted = std::mem::take(&mut self.wanted);
         let relay = self.shards.relay.clone();
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
+        let deadline = self.config.deadline();
         self.tasks.spawn(async move {
             let asked_at = clock.now();
-            let acquired = acquire(&*store, &relay, &wanted).await;
-            Done::Acquired { asked_at, acquired }
+            let leases = within(deadline, store.acquire(&relay, &wanted)).await;
+            Done::Acquired { asked_at, leases }
         });
     }
 
-    pub(crate) fn acquired(&mut self, asked_at: Instant, acquired: Result<Acquired>) {
+    /// Reading starts again where nothing of the new shards is missed, and not before it is known which
+    /// of their lanes are blocked. From here on they are renewed with the others.
+    pub(crate) fn acquired(&mut self, asked_at: Instant, leases: Result<Vec<ShardLease>>) {
         self.acquiring = false;
         self.acquired_once = true;
-        let Acquired { leases, blocked, late, context } = match acquired {
-            Ok(acquired) => acquired,
+        let leases = match leases {
+            Ok(leases) => leases,
+            // If it was done all the same, they stand under our name and are taken again.
             Err(error) => return self.database_failed("acquiring shards", &error),
         };
-        let Some(mark) = leases.iter().map(|lease| lease.mark.sequence).min() else {
+        if leases.is_empty() {
             return;
-        };
+        }
         tracing::debug!(
             shards = leases.len(),
             unclean = leases.iter().filter(|lease| lease.suspect_to.is_some()).count(),
@@ -215,12 +210,21 @@ impl Driver {
         for lease in &leases {
             self.lanes.open_shard(lease.held.shard, lease.suspect_to);
         }
-        for lane in &blocked {
-            let shard = ((lane.key.0 as u64 >> 32) % u64::from(self.shards.total())) as u16;
-            self.lanes.block(shard, lane);
-        }
-        self.offer_all(late, Origin::Cold, None);
-        self.source.rewind(Position { sequence: mark, context });
+        let marks = leases.iter().map(|lease| lease.mark.clone());
+        let positions: Vec<Position> =
+            self.source.placed().cloned().into_iter().chain(marks).collect();
+        let store = &self.store;
+        self.source.rewind(store.join(&positions), |positions| store.join(positions));
+        let mut shards = self.survey.take().map_or_else(Vec::new, |survey| survey.shards);
+        shards.extend(leases.iter().map(|lease| lease.held.shard));
+        self.surveys += 1;
+        self.survey = Some(Survey {
+            number: self.surveys,
+            shards,
+            after: None,
+            asking: false,
+            not_before: self.clock.now(),
+        });
         // Global needs the rest before it can start; others may have left more.
         self.tick_now = true;
     }
@@ -236,8 +240,9 @@ impl Driver {
         self.handing_over = true;
         let mark = self.mark();
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
+        let deadline = self.config.deadline();
         self.tasks.spawn(async move {
-            let result = store.release(&relay, &held, &mark).await;
+            let result = within(deadline, store.release(&relay, &held, &mark)).await;
             Done::HandedOver { held, result }
         });
     }
@@ -249,9 +254,11 @@ impl Driver {
         let sequence = self.lanes.mark(position.sequence);
         let sequence = self.source.behind_mark().map_or(sequence, |behind| sequence.min(behind));
         let stopping = self.stopping.as_ref().map(|stopping| &stopping.mark);
+        let position = Position { sequence, context: position.context.clone() };
         match stopping.or_else(|| self.shards.hand_over_mark()) {
-            Some(mark) => Position { sequence: sequence.min(mark.sequence), ..mark.clone() },
-            None => Position { sequence, context: position.context.clone() },
+            // Shards that came since may stand further back.
+            Some(mark) => self.store.join(&[position, mark.clone()]),
+            None => position,
         }
     }
 
@@ -266,6 +273,18 @@ impl Driver {
         }
     }
 
+    /// The server is another one, or has lost commits: nothing that was read from it counts. The shards
+    /// are taken anew at once, with a higher epoch.
+    pub(crate) fn moved(&mut self, error: &Error) {
+        tracing::warn!(relay = %self.config.name, %error, "starting again from the stored marks");
+        let all = self.shards.forget();
+        self.lose(&all);
+        if self.by_rows() {
+            self.lanes.forget_claims();
+            self.reset_source();
+        }
+    }
+
     pub(crate) fn lose(&mut self, lost: &BTreeSet<u16>) {
         if lost.is_empty() {
             return;
@@ -276,49 +295,15 @@ impl Driver {
             self.give_away(self.shards.reading());
         }
         self.lanes.lose_shards(lost);
+        if let Some(survey) = &mut self.survey {
+            survey.shards.retain(|shard| !lost.contains(shard));
+            if survey.shards.is_empty() {
+                self.survey = None;
+            }
+        }
         if self.shards.is_empty() {
             self.reset_source();
         }
         self.tick_now = true;
-    }
-}
-
-/// Takes shards and learns all that must be known before their first event is handed out: which
-/// lanes are blocked, and what became visible behind the marks.
-async fn acquire(store: &dyn Store, relay: &Identity, wanted: &[u16]) -> Result<Acquired> {
-    let leases = store.acquire(relay, wanted).await?;
-    let look = async {
-        let mut late = Vec::new();
-        let mut context = None;
-        let mut marks: Vec<&Position> = leases.iter().map(|lease| &lease.mark).collect();
-        marks.sort_by(|a, b| (a.sequence, &a.context).cmp(&(b.sequence, &b.context)));
-        marks.dedup();
-        for mark in marks {
-            let shards: Vec<u16> = leases
-                .iter()
-                .filter(|lease| lease.mark == *mark)
-                .map(|lease| lease.held.shard)
-                .collect();
-            // All of them: the marks of several shards have no context in common to go on from.
-            let page = store.read_late(&shards, mark, i32::MAX as usize).await?;
-            late.extend(page.rows);
-            context.get_or_insert(page.position.context);
-        }
-        let shards: Vec<u16> = leases.iter().map(|lease| lease.held.shard).collect();
-        let blocked =
-            if shards.is_empty() { Vec::new() } else { store.read_blocked(&shards).await? };
-        Ok((late, context.unwrap_or_default(), blocked))
-    };
-    match look.await {
-        Ok((late, context, blocked)) => Ok(Acquired { leases, blocked, late, context }),
-        Err(error) => {
-            // Without that knowledge they are of no use: give them back as they were.
-            for lease in &leases {
-                if let Err(error) = store.release(relay, &[lease.held], &lease.mark).await {
-                    tracing::warn!(%error, "a shard was not given back; its lease expires");
-                }
-            }
-            Err(error)
-        }
     }
 }

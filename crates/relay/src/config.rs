@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::{
     Error, Result,
-    backoff::{Backoff, Random, system_random},
+    backoff::{Backoff, LONGEST_WAIT, Random, system_random},
     store::RelayOrdering,
 };
 
@@ -77,6 +77,8 @@ pub struct Config {
     pub hot_queue: usize,
     /// Most events that wait from polls.
     pub cold_queue: usize,
+    /// Most bytes of events in memory, all copies counted. One event that is larger passes alone.
+    pub memory: usize,
     /// How long a stop waits for what is under way.
     pub drain: Duration,
     /// The wait after a failure.
@@ -115,6 +117,7 @@ impl Default for Config {
             dispatch_timeout: Duration::from_secs(30),
             hot_queue: 1_000,
             cold_queue: 1_000,
+            memory: 64 << 20,
             drain: Duration::from_secs(5),
             backoff: Backoff::default(),
             max_attempts: 10,
@@ -143,6 +146,7 @@ impl Config {
             ("concurrency", self.concurrency),
             ("hot_queue", self.hot_queue),
             ("cold_queue", self.cold_queue),
+            ("memory", self.memory),
             ("max_attempts", self.max_attempts as usize),
         ] {
             if value == 0 {
@@ -160,6 +164,18 @@ impl Config {
                 return Err(Error::invalid(format!("{key} is 0; give it a duration")));
             }
         }
+        for (key, value) in [
+            ("lease", self.lease),
+            ("idle_interval", self.idle_interval),
+            ("dispatch_timeout", self.dispatch_timeout),
+            ("drain", self.drain),
+        ] {
+            if value > LONGEST_WAIT {
+                return Err(Error::invalid(format!(
+                    "{key} is {value:?}; it must be a year at most"
+                )));
+            }
+        }
         self.housekeeping.check()?;
         if self.heartbeat >= self.lease {
             return Err(Error::invalid(format!(
@@ -175,6 +191,12 @@ impl Config {
             )));
         }
         Ok(())
+    }
+
+    /// How long the database may take to answer a call on which the work or the leases depend. Far below
+    /// the lease: a connection that has gone silent is given up and the call repeated in time.
+    pub(crate) fn deadline(&self) -> Duration {
+        (self.lease / 6).clamp(Duration::from_secs(2), Duration::from_secs(5))
     }
 
     /// How long before the end of a lease nothing more is handed to a transport.

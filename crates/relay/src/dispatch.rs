@@ -18,10 +18,12 @@ use crate::{
     settle::SETTLE_BATCHES,
 };
 
-/// Publishes a batch and gives exactly one outcome per event, whatever the transport does.
+/// Publishes a batch and gives exactly one outcome per event, whatever the transport does. Of the
+/// timeout of the whole dispatch so much is left.
 pub(crate) async fn guarded(
     transport: &dyn Transport,
     batch: &[Envelope],
+    left: Duration,
     timeout: Duration,
 ) -> Vec<Outcome> {
     let publish = transport.publish(batch);
@@ -29,7 +31,7 @@ pub(crate) async fn guarded(
     let publish =
         tracing::Instrument::instrument(publish, crate::trace::span(transport.name(), batch));
     let publish = AssertUnwindSafe(publish).catch_unwind();
-    let failure = match tokio::time::timeout(timeout, publish).await {
+    let failure = match tokio::time::timeout(left, publish).await {
         Ok(Ok(outcomes)) if outcomes.len() == batch.len() => return outcomes,
         Ok(Ok(outcomes)) => format!(
             "transport {} answered {} outcomes for {} events",
@@ -39,7 +41,10 @@ pub(crate) async fn guarded(
         ),
         // The panic's message can quote the payload: it stays out of the error.
         Ok(Err(_)) => format!("transport {} panicked", transport.name()),
-        Err(_) => format!("dispatch took longer than {timeout:?}"),
+        Err(_) => {
+            let late = Outcome::timed_out(format!("dispatch took longer than {timeout:?}"));
+            return vec![late; batch.len()];
+        }
     };
     vec![Outcome::retry(failure); batch.len()]
 }
@@ -99,7 +104,7 @@ async fn publish(
     timeout: Duration,
 ) -> Vec<Outcome> {
     if interceptors.is_empty() {
-        guarded(transport, batch, timeout).await
+        guarded(transport, batch, timeout, timeout).await
     } else {
         intercept::around(transport, interceptors, batch, timeout).await
     }

@@ -16,8 +16,8 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, Due, Fetched, Held, HotRow, OpenBreaker, Page, Pause, Position, Relay as Identity,
-        RelayOrdering, RowLease, SettleReport, Store,
+        Blocked, BlockedLanes, Due, Fetched, Held, HotRow, OpenBreaker, Page, Pause, Position,
+        Relay as Identity, RelayOrdering, RowLease, SettleReport, ShardLease, Store,
     },
     transport::{Acceptance, Outcome},
 };
@@ -30,7 +30,8 @@ use uuid::Uuid;
 use crate::{
     Committed, Config, Stats,
     breakers::Breakers,
-    claim::{Acquired, Tick},
+    budget::Budget,
+    claim::Tick,
     destination::{Destination, Outlet},
     hash::IntMap,
     health::Pulse,
@@ -40,6 +41,7 @@ use crate::{
     log::Brief,
     observe::{Observer, Sampled},
     pauses::Pauses,
+    read::Survey,
     route::Routes,
     settle::Batch,
     shards::Shards,
@@ -53,7 +55,7 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) enum Done {
     Ahead { read: u64, generation: u64, page: Result<Page> },
     Late { read: u64, generation: u64, page: Result<Page> },
-    Due { read: u64, limit: usize, due: Result<Due> },
+    Due { read: u64, due: Result<Due> },
     Claimed { claim: Arc<RowLease>, next: NextRead, rows: Result<(Vec<Fetched>, Position)> },
     Hot { read: u64, rows: Result<Vec<HotRow>> },
     HotClaimed { claim: Arc<RowLease>, rows: Result<Vec<Fetched>> },
@@ -62,7 +64,8 @@ pub(crate) enum Done {
     Behind { read: u64, destination: u16, generation: u64, page: Result<Page> },
     Settled { batch: Batch, report: Result<SettleReport> },
     Tick { tick: Result<Tick>, reserved: i64 },
-    Acquired { asked_at: Instant, acquired: Result<Acquired> },
+    Acquired { asked_at: Instant, leases: Result<Vec<ShardLease>> },
+    Surveyed { number: u64, page: Result<BlockedLanes> },
     HandedOver { held: Vec<Held>, result: Result<()> },
     Reconciled { read: u64, blocked: Result<Vec<Blocked>> },
     Reported { open: Vec<OpenBreaker>, result: Result<()> },
@@ -118,11 +121,19 @@ pub(crate) struct Driver {
     pub(crate) renew_at: Instant,
     /// A reservation is wanted before its turn.
     pub(crate) tick_now: bool,
+    /// After a heartbeat that failed: no other before then, for whatever reason.
+    pub(crate) tick_not_before: Instant,
     pub(crate) reserved: i64,
     pub(crate) highest: i64,
     /// Shards to take as soon as no poll is under way.
     pub(crate) wanted: Vec<u16>,
     pub(crate) acquiring: bool,
+    /// New shards whose blocked lanes are being read.
+    pub(crate) survey: Option<Survey>,
+    /// How many surveys there were.
+    pub(crate) surveys: u64,
+    /// Lanes whose held events are being read back.
+    pub(crate) releasing: usize,
     pub(crate) acquired_once: bool,
     pub(crate) handing_over: bool,
     /// Reads of the hot path. Polled by the driver itself: a task of their own would be two more
@@ -185,6 +196,7 @@ impl Driver {
                 Box::new(move |envelope: &Envelope| routes.find(envelope)) as Routing
             }),
             cold_queue: config.cold_queue,
+            budget: Budget::new(config.memory),
         };
         let outlets = destinations
             .iter()
@@ -214,10 +226,14 @@ impl Driver {
             tick_at: now,
             renew_at: now,
             tick_now: false,
+            tick_not_before: now,
             reserved: 0,
             highest: 0,
             wanted: Vec::new(),
             acquiring: false,
+            survey: None,
+            surveys: 0,
+            releasing: 0,
             acquired_once: false,
             handing_over: false,
             hot_reads: FuturesUnordered::new(),
@@ -308,6 +324,7 @@ impl Driver {
         self.release();
         self.settle();
         if self.stopping.is_none() {
+            self.survey(now);
             self.read(now);
             self.reconcile(now);
         }
@@ -343,12 +360,11 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Due { read, limit, due } => {
+            Done::Due { read, due } => {
                 if let Some(mut due) = self.came(due, "reading due events", now) {
                     let rows = std::mem::take(&mut due.rows);
-                    let full = rows.len() >= limit;
                     let news = self.offer_all(rows, Origin::Due, None);
-                    self.source.read_due(&due, now, full && news > 0, news);
+                    self.source.read_due(&due, now, news);
                 }
                 self.lanes.read_merged(read);
             }
@@ -359,6 +375,9 @@ impl Driver {
                     Err(error) => {
                         self.lanes.stats.database_errors += 1;
                         tracing::debug!(%error, "hot read failed; left to the poller");
+                        if error.kind() == ErrorKind::Moved {
+                            self.moved(&error);
+                        }
                         self.source.wake();
                     }
                 }
@@ -381,7 +400,10 @@ impl Driver {
                 self.read_behind(destination, generation, page, now);
                 self.lanes.read_merged(read);
             }
-            Done::Released { release, rows } => self.lanes.released(&release, rows, now),
+            Done::Released { release, rows } => {
+                self.releasing -= 1;
+                self.lanes.released(&release, rows, now);
+            }
             Done::Published { destination, outcomes, failed } => {
                 self.briefs.extend(failed);
                 if let Some(outlet) = self.outlets.get_mut(usize::from(destination)) {
@@ -392,7 +414,8 @@ impl Driver {
             }
             Done::Settled { batch, report } => self.settled(batch, report),
             Done::Tick { tick, reserved } => self.ticked(tick, reserved, now)?,
-            Done::Acquired { asked_at, acquired } => self.acquired(asked_at, acquired),
+            Done::Acquired { asked_at, leases } => self.acquired(asked_at, leases),
+            Done::Surveyed { number, page } => self.surveyed(number, page, now),
             Done::HandedOver { held, result } => {
                 self.handing_over = false;
                 match result {
@@ -422,6 +445,11 @@ impl Driver {
             Ok(answer) => Some(answer),
             Err(error) => {
                 self.database_failed(doing, &error);
+                match error.kind() {
+                    ErrorKind::Moved => self.moved(&error),
+                    ErrorKind::TimedOut => self.source.timed_out(),
+                    _ => {}
+                }
                 self.source.failed(now);
                 None
             }
@@ -437,7 +465,10 @@ impl Driver {
         let now = self.clock.now();
         let mut until = self.pauses.next_look();
         if self.ticks() {
-            until = until.min(self.tick_at);
+            until = until.min(self.tick_at.max(self.tick_not_before));
+        }
+        if let Some(survey) = self.survey.as_ref().filter(|survey| !survey.asking) {
+            until = until.min(survey.not_before);
         }
         if self.stopping.is_none() && self.reads() {
             until = until.min(self.source.next_poll());
@@ -477,6 +508,7 @@ impl Driver {
         stats.in_memory = self.lanes.in_memory();
         stats.idle = self.acquired_once
             && !self.acquiring
+            && self.survey.is_none()
             && self.wanted.is_empty()
             && !self.settling
             && self.unwritten.is_none()

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::{
     driver::{Done, Driver},
     lanes::{Offered, Origin},
+    read::within,
 };
 
 /// An event that was committed.
@@ -65,6 +66,9 @@ impl HotPath {
     }
 }
 
+/// Most events that one hot read brings: how large they are is not known before.
+const HOT_PAGE: usize = 256;
+
 impl Driver {
     /// The writer's process has committed these.
     pub(crate) fn hot(&mut self, events: Vec<Committed>) {
@@ -72,7 +76,11 @@ impl Driver {
         while let Ok(more) = self.wires.hot.try_recv() {
             events.extend(more);
         }
-        let room = self.lanes.hot_room(self.config.hot_queue);
+        // Without room for a page the poller brings them, a few at a time.
+        let room = match self.lanes.budget().page() {
+            Some(_) => self.lanes.hot_room(self.config.hot_queue).min(HOT_PAGE),
+            None => 0,
+        };
         if self.rests() {
             // Whoever works here finds them.
             self.wake_others();
@@ -109,8 +117,10 @@ impl Driver {
         let read = self.lanes.read_began();
         let store = Arc::clone(&self.store);
         let from = self.source.position().clone();
+        let deadline = self.config.deadline();
         self.hot_reads.push(Box::pin(async move {
-            Done::Hot { read, rows: store.read_hot(&sequences, &from).await }
+            let rows = within(deadline, store.read_hot(&sequences, &from)).await;
+            Done::Hot { read, rows }
         }));
     }
 

@@ -5,17 +5,22 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use posthaste_core::{
-    Envelope, Failure,
+    Envelope, Failure, Key,
     transport::{Outcome, Transport},
 };
+use tokio::time::Instant;
 
 use crate::dispatch::guarded;
 
 /// Wraps every dispatch, to whichever destination.
 ///
 /// Interceptors run in the order in which they were given before, and in reverse after. One that
-/// refuses an event before keeps it from its destination, and those behind it do not see it. What
-/// fails after is only logged: the event has been delivered, or not, already.
+/// refuses an event before keeps it from its destination, those behind it do not see it, and later
+/// events of its ordering key wait for it. What fails after is only logged: the event has been
+/// delivered, or not, already.
+///
+/// All of it, with the publish between, has the relay's dispatch timeout. What hangs before an event
+/// is handed over fails that event; what hangs after it is cut off.
 #[async_trait]
 pub trait Interceptor: Send + Sync + 'static {
     /// Before the event is handed over. A failure goes to retry, or dead, as it says.
@@ -44,38 +49,74 @@ pub(crate) async fn around(
     timeout: Duration,
 ) -> Vec<Outcome> {
     let name = transport.name();
-    let mut refused = Vec::with_capacity(batch.len());
-    let mut seen = Vec::with_capacity(batch.len());
-    for envelope in batch {
-        let (by, refusal) = before(interceptors, name, envelope).await;
-        seen.push(by);
-        refused.push(refusal);
-    }
+    let began = Instant::now();
+    let left = || timeout.saturating_sub(began.elapsed());
+    let (seen, refused) = ask(interceptors, name, batch, left).await;
     let admitted: Vec<Envelope> = batch
         .iter()
         .zip(&refused)
         .filter(|(_, refusal)| refusal.is_none())
         .map(|(envelope, _)| envelope.clone())
         .collect();
-    let mut published =
-        if admitted.is_empty() { Vec::new() } else { guarded(transport, &admitted, timeout).await }
-            .into_iter();
+    let mut published = if admitted.is_empty() {
+        Vec::new()
+    } else {
+        guarded(transport, &admitted, left(), timeout).await
+    }
+    .into_iter();
     let mut outcomes = Vec::with_capacity(batch.len());
     for ((envelope, refusal), by) in batch.iter().zip(refused).zip(seen) {
         let outcome = match refusal {
             Some(refusal) => refusal,
             None => published.next().unwrap_or_else(|| Outcome::retry("it got no answer")),
         };
-        let error = match &outcome {
-            Outcome::Delivered => None,
-            Outcome::Retry { error, .. }
-            | Outcome::Dead { error }
-            | Outcome::Unavailable { error, .. } => Some(error.as_str()),
-        };
-        after(&interceptors[..by], name, envelope, error).await;
+        after(&interceptors[..by], name, envelope, outcome.error(), left).await;
         outcomes.push(outcome);
     }
     outcomes
+}
+
+/// Gives for each event how many interceptors have seen it, and why it is not to be handed over if
+/// that is so.
+async fn ask(
+    interceptors: &[Arc<dyn Interceptor>],
+    name: &str,
+    batch: &[Envelope],
+    left: impl Fn() -> Duration,
+) -> (Vec<usize>, Vec<Option<Outcome>>) {
+    let (mut seen, mut refused) =
+        (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+    let mut waiting: Vec<Key> = Vec::new();
+    for envelope in batch {
+        let waits = |key| waiting.contains(&key);
+        if !waiting.is_empty() && envelope.event.key().is_some_and(waits) {
+            // It would overtake one that was refused.
+            seen.push(0);
+            refused.push(Some(Outcome::held()));
+            continue;
+        }
+        let (by, refusal) = before(interceptors, name, envelope, &left).await;
+        if refusal.is_some() {
+            waiting.extend(envelope.event.key());
+        }
+        let hung = matches!(refusal, Some(Outcome::TimedOut { .. }));
+        seen.push(by);
+        refused.push(refusal);
+        if hung {
+            // No time is left for the others: they come again, and no attempt is counted.
+            let not_tried = || Outcome::Retry {
+                error: "an interceptor did not answer for another event of its batch".to_owned(),
+                after: Some(Duration::ZERO),
+            };
+            for refusal in &mut refused {
+                refusal.get_or_insert_with(not_tried);
+            }
+            refused.resize_with(batch.len(), || Some(not_tried()));
+            seen.resize(batch.len(), 0);
+            break;
+        }
+    }
+    (seen, refused)
 }
 
 /// Gives how many interceptors have seen the event, and the refusal if there was one.
@@ -83,32 +124,38 @@ async fn before(
     interceptors: &[Arc<dyn Interceptor>],
     name: &str,
     envelope: &Envelope,
+    left: impl Fn() -> Duration,
 ) -> (usize, Option<Outcome>) {
     for (index, interceptor) in interceptors.iter().enumerate() {
-        let asked = AssertUnwindSafe(interceptor.before(name, envelope)).catch_unwind().await;
-        let refusal = match asked {
-            Ok(Ok(())) => continue,
-            Ok(Err(failure)) => failure.into_outcome(),
+        let asking = AssertUnwindSafe(interceptor.before(name, envelope)).catch_unwind();
+        let refusal = match tokio::time::timeout(left(), asking).await {
+            Ok(Ok(Ok(()))) => continue,
+            Ok(Ok(Err(failure))) => failure.into_outcome(),
             // The panic's message can quote the payload: it stays out of the error.
-            Err(_) => Outcome::retry("an interceptor panicked"),
+            Ok(Err(_)) => Outcome::retry("an interceptor panicked"),
+            Err(_) => Outcome::timed_out("an interceptor did not answer in time"),
         };
         return (index + 1, Some(refusal));
     }
     (interceptors.len(), None)
 }
 
+/// Also when no time is left: one that does not wait for anything is told all the same.
 async fn after(
     interceptors: &[Arc<dyn Interceptor>],
     name: &str,
     envelope: &Envelope,
     error: Option<&str>,
+    left: impl Fn() -> Duration,
 ) {
     for interceptor in interceptors.iter().rev() {
-        let told = AssertUnwindSafe(interceptor.after(name, envelope, error)).catch_unwind().await;
+        let telling = AssertUnwindSafe(interceptor.after(name, envelope, error)).catch_unwind();
+        let told = tokio::time::timeout(left(), telling).await;
         let reason = match &told {
-            Ok(Ok(())) => continue,
-            Ok(Err(failure)) => failure.reason(),
-            Err(_) => "it panicked",
+            Ok(Ok(Ok(()))) => continue,
+            Ok(Ok(Err(failure))) => failure.reason(),
+            Ok(Err(_)) => "it panicked",
+            Err(_) => "it did not come back in time",
         };
         tracing::warn!(
             event.id = %envelope.event.id(),
@@ -116,5 +163,134 @@ async fn after(
             error = reason,
             "an interceptor failed after the dispatch"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::{
+            Mutex,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
+
+    use posthaste_core::{
+        Event,
+        transport::{Acceptance, Capabilities},
+    };
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Takes whatever comes, in batches, and keeps their numbers.
+    #[derive(Default)]
+    struct Prefix {
+        taken: Mutex<Vec<i64>>,
+    }
+
+    #[async_trait]
+    impl Transport for Prefix {
+        fn name(&self) -> &'static str {
+            "prefix"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { max_batch: 10, acceptance: Acceptance::Prefix, ..Default::default() }
+        }
+
+        async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+            self.taken.lock().unwrap().extend(batch.iter().map(|envelope| envelope.sequence));
+            vec![Outcome::Delivered; batch.len()]
+        }
+    }
+
+    /// Refuses the first event once, or hangs before or after it.
+    #[derive(Default)]
+    struct First {
+        refused: AtomicBool,
+        hangs_before: bool,
+        hangs_after: bool,
+        told: Mutex<Vec<i64>>,
+    }
+
+    #[async_trait]
+    impl Interceptor for First {
+        async fn before(&self, _: &str, envelope: &Envelope) -> Result<(), Failure> {
+            if envelope.sequence != 1 || self.hangs_after {
+                return Ok(());
+            }
+            if self.hangs_before {
+                pending::<()>().await;
+            }
+            if self.refused.swap(true, Ordering::Relaxed) {
+                return Ok(());
+            }
+            Err(Failure::retry("not yet"))
+        }
+
+        async fn after(&self, _: &str, e: &Envelope, _: Option<&str>) -> Result<(), Failure> {
+            self.told.lock().unwrap().push(e.sequence);
+            if self.hangs_after {
+                pending::<()>().await;
+            }
+            Ok(())
+        }
+    }
+
+    fn envelope(sequence: i64, key: &str) -> Envelope {
+        Envelope {
+            topic: None,
+            sequence,
+            attempts: 0,
+            replay: 0,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+            event: Event::builder("E").aggregate("A", key).raw_json("{}").build().unwrap(),
+        }
+    }
+
+    async fn publish(transport: &Prefix, first: &Arc<First>, batch: &[Envelope]) -> Vec<Outcome> {
+        let interceptors = [Arc::clone(first) as Arc<dyn Interceptor>];
+        around(transport, &interceptors, batch, TIMEOUT).await
+    }
+
+    #[tokio::test]
+    async fn followers_of_a_refused_event_are_not_handed_over_and_other_keys_are() {
+        let (transport, first) = (Prefix::default(), Arc::new(First::default()));
+        let batch = [envelope(1, "a"), envelope(2, "a"), envelope(3, "b"), envelope(4, "a")];
+        let answers = publish(&transport, &first, &batch).await;
+        assert_eq!(*transport.taken.lock().unwrap(), [3]);
+        assert_eq!(answers[0], Outcome::retry("not yet"));
+        assert_eq!(answers[2], Outcome::Delivered);
+        assert_eq!([&answers[1], &answers[3]], [&Outcome::held(), &Outcome::held()]);
+        assert_eq!(*first.told.lock().unwrap(), [1, 3], "only of what an interceptor has seen");
+        publish(&transport, &first, &batch[..2]).await;
+        assert_eq!(*transport.taken.lock().unwrap(), [3, 1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interceptor_that_hangs_before_ends_as_a_timeout_of_its_event_alone() {
+        let hangs = First { hangs_before: true, ..First::default() };
+        let (transport, first) = (Prefix::default(), Arc::new(hangs));
+        let batch = [envelope(3, "b"), envelope(1, "a"), envelope(2, "a")];
+        let answers = publish(&transport, &first, &batch).await;
+        assert!(transport.taken.lock().unwrap().is_empty(), "there is no time left");
+        assert!(matches!(answers[1], Outcome::TimedOut { .. }), "{answers:?}");
+        // No attempt is counted.
+        let not_tried =
+            |outcome: &Outcome| matches!(outcome, Outcome::Retry { after: Some(_), .. });
+        assert!(not_tried(&answers[0]) && not_tried(&answers[2]), "{answers:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interceptor_that_hangs_after_does_not_change_what_was_delivered() {
+        let hangs = First { hangs_after: true, ..First::default() };
+        let (transport, first) = (Prefix::default(), Arc::new(hangs));
+        let batch = [envelope(1, "a"), envelope(2, "a")];
+        let answers = publish(&transport, &first, &batch).await;
+        assert_eq!(answers, [Outcome::Delivered, Outcome::Delivered]);
+        assert_eq!(*first.told.lock().unwrap(), [1, 2], "each is told, in what time is left");
     }
 }

@@ -10,6 +10,8 @@
 //! a message, so that the order of things is decided in one place and can be read there. The relay
 //! names no database and no broker: it knows the contracts of `posthaste-core`.
 
+mod budget;
+
 mod config;
 
 mod destination;
@@ -71,6 +73,7 @@ mod meters;
 pub mod observe;
 
 pub use self::{
+    budget::Budget,
     config::{Config, OnDead, Retention},
     destination::Destination,
     health::{Health, HealthLimits},

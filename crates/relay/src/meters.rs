@@ -116,7 +116,7 @@ impl Meters {
             let topic = topics.get(envelope.topic(), |topic| self.topic(topic));
             let result = match outcome {
                 Outcome::Delivered => 0,
-                Outcome::Retry { .. } => 1,
+                Outcome::Retry { .. } | Outcome::TimedOut { .. } => 1,
                 Outcome::Dead { .. } => 2,
                 Outcome::Unavailable { .. } => 3,
             };

@@ -15,7 +15,10 @@ use posthaste_core::{
     store::{Census, LiveRelay, Pausable, Pause},
 };
 
-use crate::driver::{Done, Driver};
+use crate::{
+    driver::{Done, Driver},
+    read::within,
+};
 
 /// How often they are looked at when nobody wakes us.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -94,7 +97,9 @@ impl Driver {
         self.pauses.looked_at = Some(now);
         self.pauses.look_at = now + INTERVAL;
         let store = Arc::clone(&self.store);
-        self.tasks.spawn(async move { Done::Pauses { pauses: store.pauses().await } });
+        let deadline = self.config.deadline();
+        self.tasks
+            .spawn(async move { Done::Pauses { pauses: within(deadline, store.pauses()).await } });
     }
 
     pub(crate) fn paused(&mut self, pauses: Result<Vec<Pause>>, now: Instant) {

@@ -1,20 +1,25 @@
 //! Reading: starts the read that comes next, and offers what reads brought to the lanes.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use posthaste_core::{
-    Result,
-    store::{Blocked, Due, Fetched, Page, RelayOrdering, RowLease, Store},
+    Error, ErrorKind, Result,
+    store::{
+        Blocked, BlockedLanes, Due, DueKey, Fetched, LaneKey, Limit, Page, RelayOrdering, RowLease,
+        Store,
+    },
 };
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
     lanes::{Feed, Offered, Origin, RELEASE_LIMIT, Release},
+    settle::SETTLE_BATCHES,
     source::{NextRead, Room},
 };
-
-/// Most late commits that one poll takes in: a transaction of a million events can be late.
-const LATE_LIMIT: usize = 2_000;
 
 /// Most events that are looked for when the one lane of `global` is blocked. It is one, unless others
 /// are left from a time of another ordering.
@@ -23,10 +28,19 @@ const BLOCKERS: usize = 100;
 /// How many rows are looked at to find one that a destination can be tried with.
 const PROBE_PAGE: usize = 100;
 
+/// How many blocked lanes are asked about in one statement.
+const LANES: usize = 1_000;
+
+/// How many lanes, whoever's they are, one statement of a survey walks over.
+const SURVEYED: usize = 5_000;
+
+/// Most lanes whose held events are read back at the same time: each brings a page.
+const RELEASES: usize = 4;
+
 impl Driver {
     /// Whether there is something to read from, and nothing in the way of it.
     pub(crate) fn reads(&self) -> bool {
-        let taking = self.acquiring || !self.wanted.is_empty();
+        let taking = self.acquiring || !self.wanted.is_empty() || self.survey.is_some();
         let owns = self.shards.reads() && self.shards.suffices();
         !self.rests() && (self.by_rows() || (owns && !taking))
     }
@@ -36,7 +50,7 @@ impl Driver {
             return;
         }
         let room = self.room();
-        let Some(next) = self.source.next(now, self.config.batch, &room) else {
+        let Some(next) = self.source.next(now, &room) else {
             return;
         };
         self.lanes.stats.polls += 1;
@@ -52,22 +66,23 @@ impl Driver {
         let shards = self.shards.reading();
         let store = Arc::clone(&self.store);
         let blocked = self.lanes.all_blocked();
+        let deadline = self.config.deadline();
         self.tasks.spawn(async move {
             match next {
                 NextRead::Ahead(from, limit) => {
-                    let page = store.read_on(&shards, &from, limit, LATE_LIMIT).await;
+                    let page = within(deadline, store.read_on(&shards, &from, limit)).await;
                     Done::Ahead { read, generation, page }
                 }
-                NextRead::Late(from) => {
-                    let page = store.read_late(&shards, &from, LATE_LIMIT).await;
+                NextRead::Late(from, limit) => {
+                    let page = within(deadline, store.read_late(&shards, &from, limit)).await;
                     Done::Late { read, generation, page }
                 }
-                NextRead::Due(limit) => {
-                    let due = read_due(&*store, &shards, limit, blocked).await;
-                    Done::Due { read, limit, due }
+                NextRead::Due(after, limit) => {
+                    let due = read_due(&*store, &shards, after, limit, blocked);
+                    Done::Due { read, due: within(deadline, due).await }
                 }
                 NextRead::Behind { destination, from, limit } => {
-                    let page = store.read_on(&shards, &from, limit, LATE_LIMIT).await;
+                    let page = within(deadline, store.read_on(&shards, &from, limit)).await;
                     Done::Behind { read, destination, generation, page }
                 }
             }
@@ -78,7 +93,7 @@ impl Driver {
     fn room(&self) -> Room {
         let (batch, limit) = (self.config.batch, self.config.cold_queue);
         let half = batch.div_ceil(2);
-        let due = self.lanes.cold_room(limit);
+        let (cold, due) = (self.lanes.cold_room(limit), self.lanes.due_room(limit));
         let mut behind = Vec::new();
         for destination in self.source.behind() {
             if self.lanes.wants_probe(destination) {
@@ -91,10 +106,16 @@ impl Driver {
         let (cold, due, least) = match self.lanes.feed() {
             // A claim of more would only be given back.
             Feed::Probes if self.by_rows() => (1, 1, 1),
-            Feed::Flows | Feed::Probes => (due, due, half),
+            Feed::Flows | Feed::Probes => (cold, due, half),
             Feed::Stands => (0, due, half),
         };
-        Room { cold, due, blocked: self.lanes.all_blocked(), behind, least }
+        // Without a byte in memory one event may pass, however large it is.
+        let bytes = self.lanes.budget().page();
+        if self.lanes.unsettled() >= SETTLE_BATCHES * batch {
+            // What is read and cannot go is written back: writing has to keep up.
+            return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
+        }
+        Room { cold, due, blocked: self.lanes.all_blocked(), behind, bytes, least }
     }
 
     /// The cursor of one destination has read.
@@ -147,11 +168,17 @@ impl Driver {
     }
 
     pub(crate) fn release(&mut self) {
-        for release in self.lanes.next_releases() {
+        while self.releasing < RELEASES {
+            let Some(bytes) = self.lanes.budget().page() else { return };
+            let Some(release) = self.lanes.next_release() else { return };
+            self.releasing += 1;
             let store = Arc::clone(&self.store);
+            let deadline = self.config.deadline();
             self.tasks.spawn(async move {
                 let Release { lane, destination, .. } = &release;
-                let rows = match store.read_held(destination, lane.key, RELEASE_LIMIT).await {
+                let limit = Limit { rows: RELEASE_LIMIT, bytes };
+                let read = store.read_held(destination, lane.key, limit);
+                let rows = match within(deadline, read).await {
                     Ok(rows) => Some(rows),
                     Err(error) => {
                         tracing::warn!(%error, "held events could not be read; trying again");
@@ -180,10 +207,27 @@ impl Driver {
                 RelayOrdering::Global => self.config.idle_interval,
                 _ => self.config.heartbeat,
             };
-        let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
+        let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
         let read = self.lanes.read_began();
+        if self.config.ordering == RelayOrdering::Global {
+            // Its one lane is blocked by an event of any lane in the table.
+            let shards = self.shards.reading();
+            self.tasks.spawn(async move {
+                let blocked = within(deadline, store.read_blocked(&shards, None, LANES)).await;
+                Done::Reconciled { read, blocked: blocked.map(|page| page.lanes) }
+            });
+            return;
+        }
+        let lanes = self.lanes.blocked_lanes();
         self.tasks.spawn(async move {
-            Done::Reconciled { read, blocked: store.read_blocked(&shards).await }
+            let mut blocked = Vec::new();
+            for lanes in lanes.chunks(LANES) {
+                match within(deadline, store.still_blocked(lanes)).await {
+                    Ok(still) => blocked.extend(still),
+                    Err(error) => return Done::Reconciled { read, blocked: Err(error) },
+                }
+            }
+            Done::Reconciled { read, blocked: Ok(blocked) }
         });
     }
 
@@ -196,14 +240,90 @@ impl Driver {
         }
         self.lanes.read_merged(read);
     }
+
+    /// Learns which lanes of new shards are blocked, page by page, before their first event is read.
+    /// Leases are renewed meanwhile.
+    pub(crate) fn survey(&mut self, now: Instant) {
+        let Some(survey) = &mut self.survey else { return };
+        if survey.asking || now < survey.not_before {
+            return;
+        }
+        survey.asking = true;
+        let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
+        let (shards, after) = (survey.shards.clone(), survey.after.clone());
+        let number = survey.number;
+        self.tasks.spawn(async move {
+            let read = store.read_blocked(&shards, after.as_ref(), SURVEYED);
+            let page = within(deadline, read).await;
+            Done::Surveyed { number, page }
+        });
+    }
+
+    pub(crate) fn surveyed(&mut self, number: u64, page: Result<BlockedLanes>, now: Instant) {
+        // Others were taken meanwhile, and everything is asked anew.
+        let Some(survey) = self.survey.as_mut().filter(|survey| survey.number == number) else {
+            return;
+        };
+        let asked = survey.shards.clone();
+        survey.asking = false;
+        let page = match page {
+            Ok(page) => page,
+            Err(error) => {
+                survey.not_before = now + RETRY_PAUSE;
+                return self.database_failed("reading blocked lanes", &error);
+            }
+        };
+        survey.after = page.more;
+        if survey.after.is_none() {
+            self.survey = None;
+        }
+        for lane in &page.lanes {
+            let shard = lane.key.shard(self.shards.total());
+            // Some may have been lost while it was asked. The one lane of `global` is of all shards.
+            if asked.contains(&shard) || self.config.ordering == RelayOrdering::Global {
+                self.lanes.block(shard, lane);
+            }
+        }
+    }
+}
+
+/// What new shards must be asked for before they are read.
+pub(crate) struct Survey {
+    /// Each has its own: an answer to an earlier one is not for this one.
+    pub(crate) number: u64,
+    pub(crate) shards: Vec<u16>,
+    pub(crate) after: Option<LaneKey>,
+    pub(crate) asking: bool,
+    pub(crate) not_before: Instant,
+}
+
+/// The answer of a store, or that there was none in time. Whatever was under way is given up: a
+/// connection with an unanswered statement is closed.
+pub(crate) async fn within<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Error::new(
+            ErrorKind::TimedOut,
+            format!("the database has not answered within {deadline:?}"),
+        )),
+    }
 }
 
 /// Due events, and before them what blocks everything: behind many that are delayed it would not be
 /// found.
-async fn read_due(store: &dyn Store, shards: &[u16], limit: usize, blocked: bool) -> Result<Due> {
-    let mut due = store.read_due(shards, limit).await?;
+async fn read_due(
+    store: &dyn Store,
+    shards: &[u16],
+    after: Option<DueKey>,
+    limit: Limit,
+    blocked: bool,
+) -> Result<Due> {
+    let mut due = store.read_due(shards, after, limit).await?;
     if blocked {
-        let mut rows = store.read_blockers(BLOCKERS).await?;
+        let mut rows = store.read_blockers(Limit { rows: BLOCKERS, ..limit }).await?;
         rows.append(&mut due.rows);
         due.rows = rows;
     }

@@ -10,6 +10,7 @@ use posthaste_core::{
 use crate::{
     driver::{Done, Driver},
     lanes::Origin,
+    read::within,
     source::NextRead,
 };
 
@@ -17,7 +18,9 @@ impl Driver {
     /// Row leases start at the lowest mark: everything before is settled.
     pub(crate) async fn start_rows(&mut self) -> Result<()> {
         let mark = self.store.shards().await?.iter().map(|shard| shard.mark).min().unwrap_or(0);
-        self.source.rewind(Position { sequence: mark, context: String::new() });
+        let to = Position { sequence: mark, context: String::new() };
+        let store = &self.store;
+        self.source.rewind(to, |positions| store.join(positions));
         Ok(())
     }
 
@@ -28,26 +31,31 @@ impl Driver {
         let store = Arc::clone(&self.store);
         self.expired = self.expired.filter(|sequence| self.lanes.in_hand(*sequence));
         let may_claim_expired = self.expired.is_none();
-        let (limit, cursor) = (self.config.batch, self.source.position().sequence);
+        let (deadline, cursor) = (self.config.deadline(), self.source.position().sequence);
         self.tasks.spawn(async move {
             let rows = match &next {
-                NextRead::Ahead(from, limit) => store
-                    .claim(&relay, &claim, from, *limit)
-                    .await
-                    .map(|claimed| (claimed.rows, claimed.position)),
-                NextRead::Late(from) => store
-                    .claim_late(&relay, &claim, from, limit)
-                    .await
-                    .map(|claimed| (claimed.rows, claimed.position)),
+                NextRead::Ahead(from, limit) => {
+                    within(deadline, store.claim(&relay, &claim, from, limit.rows))
+                        .await
+                        .map(|claimed| (claimed.rows, claimed.position))
+                }
+                NextRead::Late(from, limit) => {
+                    within(deadline, store.claim_late(&relay, &claim, from, limit.rows))
+                        .await
+                        .map(|claimed| (claimed.rows, claimed.position))
+                }
                 // One at a time: an event whose dispatch kills its process is alone when it does.
-                NextRead::Due(_) if may_claim_expired => {
-                    store.claim_expired(&relay, &claim, cursor).await.map(|row| {
+                NextRead::Due(..) if may_claim_expired => {
+                    let expired = store.claim_expired(&relay, &claim, cursor);
+                    within(deadline, expired).await.map(|row| {
                         let rows = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
                         (rows.into_iter().collect(), Position::default())
                     })
                 }
                 // What is passed over under row leases is written back instead: nobody is behind.
-                NextRead::Due(_) | NextRead::Behind { .. } => Ok((Vec::new(), Position::default())),
+                NextRead::Due(..) | NextRead::Behind { .. } => {
+                    Ok((Vec::new(), Position::default()))
+                }
             };
             Done::Claimed { claim, next, rows }
         });
@@ -63,23 +71,27 @@ impl Driver {
         let Some((rows, position)) = self.came(rows, "claiming", now) else {
             return;
         };
-        if matches!(next, NextRead::Due(_)) {
+        if matches!(next, NextRead::Due(..)) {
             self.expired = self.expired.or(rows.first().map(|row| row.sequence));
         }
         let count = rows.len();
         let news = self.offer_all(rows, Origin::Cold, Some(claim));
         match next {
             NextRead::Ahead(_, limit) => {
-                let page = Page { rows: Vec::new(), position, caught_up: count < *limit };
+                let page = Page { rows: Vec::new(), position, caught_up: count < limit.rows };
                 self.source.read_ahead(&page, self.source.generation(), news);
             }
-            NextRead::Late(_) => {
+            NextRead::Late(..) => {
                 let page = Page { rows: Vec::new(), position, caught_up: true };
                 self.source.read_late(&page, self.source.generation(), news);
             }
-            NextRead::Due(_) | NextRead::Behind { .. } => {
-                let due = Due { rows: Vec::new(), next: None };
-                self.source.read_due(&due, now, news > 0, news);
+            NextRead::Due(..) | NextRead::Behind { .. } => {
+                // There may be more whose claim has expired.
+                let due = Due { rows: Vec::new(), more: None, next: None };
+                self.source.read_due(&due, now, news);
+                if news > 0 {
+                    self.source.more_is_due();
+                }
             }
         }
     }
@@ -90,8 +102,9 @@ impl Driver {
         }
         let claim = self.next_claim();
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
+        let deadline = self.config.deadline();
         self.hot_reads.push(Box::pin(async move {
-            let rows = store.claim_hot(&relay, &claim, &sequences).await;
+            let rows = within(deadline, store.claim_hot(&relay, &claim, &sequences)).await;
             Done::HotClaimed { claim, rows }
         }));
     }

@@ -20,6 +20,7 @@ use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
     lanes::Unsettled,
     log::field,
+    read::within,
     shards::Shards,
 };
 
@@ -64,10 +65,15 @@ impl Batch {
     }
 
     /// Writes it. Repeating a part that was written before is harmless.
-    pub(crate) async fn write(&self, store: &dyn Store, keep_sent: bool) -> Result<SettleReport> {
+    pub(crate) async fn write(
+        &self,
+        store: &dyn Store,
+        keep_sent: bool,
+        deadline: Duration,
+    ) -> Result<SettleReport> {
         let mut total = SettleReport::default();
         for (fence, part) in &self.parts {
-            let report = store.settle(fence, part, keep_sent).await?;
+            let report = within(deadline, store.settle(fence, part, keep_sent)).await?;
             total.stale_shards.extend(report.stale_shards);
             total.refused.extend(report.refused);
         }
@@ -136,8 +142,9 @@ impl Driver {
         }
         self.settling = true;
         let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
+        let deadline = self.config.deadline();
         self.tasks.spawn(async move {
-            let report = batch.write(&*store, keep_sent).await;
+            let report = batch.write(&*store, keep_sent, deadline).await;
             Done::Settled { batch, report }
         });
     }

@@ -70,8 +70,11 @@ impl Shards {
     /// still in flight here are left alone.
     pub(crate) fn plan(&self, census: &Census, busy: &BTreeSet<u16>) -> Plan {
         let me = self.relay.owner();
+        // What stands under our name and is not ours was taken by a call whose answer was lost, or has
+        // been given up since the server changed.
         let free = |shard: &u16| {
-            census.owners.get(usize::from(*shard)).is_none_or(Option::is_none)
+            let owner = census.owners.get(usize::from(*shard)).and_then(Option::as_ref);
+            owner.is_none_or(|owner| *owner == me)
                 && !self.held.contains_key(shard)
                 && !busy.contains(shard)
         };
@@ -150,10 +153,15 @@ impl Shards {
     /// Takes all shards away whose lease can no longer be ours: gives them.
     pub(crate) fn expire(&mut self, now: Instant) -> BTreeSet<u16> {
         if self.deadline.is_some_and(|deadline| now >= deadline) {
-            self.deadline = None;
-            return std::mem::take(&mut self.held).into_keys().collect();
+            return self.forget();
         }
         BTreeSet::new()
+    }
+
+    /// Takes all shards away: gives them.
+    pub(crate) fn forget(&mut self) -> BTreeSet<u16> {
+        self.deadline = None;
+        std::mem::take(&mut self.held).into_keys().collect()
     }
 
     /// A settle was refused for these: gives those that were lost by it.
@@ -164,6 +172,7 @@ impl Shards {
             .map(|refused| refused.shard)
             .collect();
         self.held.retain(|shard, _| !lost.contains(shard));
+        self.deadline = self.deadline.filter(|_| !self.held.is_empty());
         lost
     }
 

@@ -10,21 +10,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste_core::store::{Due, Page, Position};
+use posthaste_core::store::{Due, DueKey, Limit, Page, Position};
 
 use crate::Config;
 
 /// A read to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NextRead {
-    Ahead(Position, usize),
-    Late(Position),
-    Due(usize),
+    Ahead(Position, Limit),
+    Late(Position, Limit),
+    /// What is due after this one.
+    Due(Option<DueKey>, Limit),
     /// The cursor of one destination.
     Behind {
         destination: u16,
         from: Position,
-        limit: usize,
+        limit: Limit,
     },
 }
 
@@ -47,6 +48,8 @@ pub(crate) struct Room {
     pub(crate) blocked: bool,
     /// For destinations that have fallen behind.
     pub(crate) behind: Vec<(u16, usize)>,
+    /// Bytes that a page may have; `None` when there is no room at all.
+    pub(crate) bytes: Option<usize>,
     /// A read of fewer is not worth it.
     pub(crate) least: usize,
 }
@@ -80,7 +83,14 @@ pub(crate) struct Source {
     found: bool,
     pause: Duration,
     poll_at: Instant,
+    /// After a read that failed: no other before then.
+    not_before: Instant,
     due_at: Option<Instant>,
+    /// Where the walk over what is due goes on.
+    due_after: Option<DueKey>,
+    /// Most rows of a page: fewer after a read that was not answered in time.
+    page: usize,
+    batch: usize,
     busy_interval: Duration,
     idle_interval: Duration,
     behind: BTreeMap<u16, Behind>,
@@ -105,7 +115,11 @@ impl Source {
             found: false,
             pause: config.busy_interval,
             poll_at: now,
+            not_before: now,
             due_at: None,
+            due_after: None,
+            page: config.batch,
+            batch: config.batch,
             busy_interval: config.busy_interval,
             idle_interval: config.idle_interval,
             behind: BTreeMap::new(),
@@ -141,23 +155,24 @@ impl Source {
         self.caught_up
     }
 
-    /// New shards: reading starts again where the slowest of them stands. The context stays the
-    /// older one, which is the present one, if there is one.
-    pub(crate) fn rewind(&mut self, mark: Position) {
-        if self.placed {
-            self.position.sequence = self.position.sequence.min(mark.sequence);
-        } else {
-            self.position = mark;
-        }
+    /// The position, if it is somebody's.
+    pub(crate) fn placed(&self) -> Option<&Position> {
+        self.placed.then_some(&self.position)
+    }
+
+    /// New shards: reading starts again from here, where nothing of theirs is missed, nor of those that
+    /// were ours before.
+    pub(crate) fn rewind(&mut self, to: Position, join: impl Fn(&[Position]) -> Position) {
+        self.position = to;
         self.placed = true;
         self.generation += 1;
         self.caught_up = false;
         (self.ahead, self.late, self.due) = (true, true, true);
+        self.due_after = None;
         // Whose events of the new shards are in hand, nobody knows yet.
-        let sequence = self.position.sequence;
         self.generations += 1;
         for behind in self.behind.values_mut() {
-            behind.position.sequence = behind.position.sequence.min(sequence);
+            behind.position = join(&[behind.position.clone(), self.position.clone()]);
             behind.generation = self.generations;
         }
     }
@@ -168,6 +183,7 @@ impl Source {
         self.placed = false;
         self.position = Position::default();
         self.caught_up = false;
+        self.due_after = None;
         self.behind.clear();
     }
 
@@ -242,6 +258,7 @@ impl Source {
             return false;
         }
         self.found = true;
+        self.page = (self.page * 2).min(self.batch);
         behind.position = page.position.clone();
         let caught_up = page.caught_up && !behind.skipped;
         if caught_up {
@@ -258,11 +275,11 @@ impl Source {
 
     /// When something is to be done, if nothing happens before.
     pub(crate) fn next_poll(&self) -> Instant {
-        self.due_at.map_or(self.poll_at, |due| due.min(self.poll_at))
+        self.due_at.map_or(self.poll_at, |due| due.min(self.poll_at)).max(self.not_before)
     }
 
     /// The read to start now.
-    pub(crate) fn next(&mut self, now: Instant, batch: usize, room: &Room) -> Option<NextRead> {
+    pub(crate) fn next(&mut self, now: Instant, room: &Room) -> Option<NextRead> {
         if self.reading {
             return None;
         }
@@ -280,20 +297,30 @@ impl Source {
             self.due_at = None;
             self.due = true;
         }
+        if now < self.not_before {
+            return None;
+        }
         let kind = self.next_kind(room)?;
+        // What blocks everything is read whatever room there is.
+        let bytes = match kind {
+            Kind::Due if room.blocked => room.bytes.unwrap_or(1),
+            _ => room.bytes?,
+        };
         self.last = kind;
+        let page = self.page;
+        let most = |rows: usize| Limit { rows: page.min(rows).max(1), bytes };
         let read = match kind {
             Kind::Due => {
                 self.due = false;
-                NextRead::Due(batch.min(room.due))
+                NextRead::Due(self.due_after, most(room.due))
             }
             Kind::Late => {
                 self.late = false;
-                NextRead::Late(self.position.clone())
+                NextRead::Late(self.position.clone(), most(room.cold))
             }
             Kind::Ahead => {
                 self.ahead = false;
-                NextRead::Ahead(self.position.clone(), batch.min(room.cold))
+                NextRead::Ahead(self.position.clone(), most(room.cold))
             }
             Kind::Behind => {
                 let next = room.behind.iter().find(|(index, _)| *index > self.last_behind);
@@ -301,7 +328,7 @@ impl Source {
                 self.last_behind = destination;
                 self.begin_behind(destination);
                 let from = self.behind.get(&destination)?.position.clone();
-                NextRead::Behind { destination, from, limit: batch.min(limit) }
+                NextRead::Behind { destination, from, limit: most(limit) }
             }
         };
         self.reading = true;
@@ -325,8 +352,7 @@ impl Source {
 
     /// A read ahead came back, with this many events that were news.
     pub(crate) fn read_ahead(&mut self, page: &Page, generation: u64, news: usize) {
-        self.reading = false;
-        self.found |= news > 0;
+        self.answered(news);
         if generation == self.generation {
             self.position = page.position.clone();
             self.caught_up = page.caught_up;
@@ -336,20 +362,38 @@ impl Source {
 
     /// A read of late commits came back.
     pub(crate) fn read_late(&mut self, page: &Page, generation: u64, news: usize) {
-        self.reading = false;
-        self.found |= news > 0;
-        self.late |= !page.caught_up && news > 0;
+        self.answered(news);
+        self.late |= !page.caught_up;
         if generation == self.generation {
-            self.position.context.clone_from(&page.position.context);
+            // A store that has to start again says so by the sequence.
+            self.position = page.position.clone();
         }
     }
 
-    /// A read of due events came back.
-    pub(crate) fn read_due(&mut self, due: &Due, now: Instant, more: bool, news: usize) {
+    /// A read of due events came back. The walk over them goes on to its end, whatever became of these:
+    /// what cannot go now does not hide what falls due after it.
+    pub(crate) fn read_due(&mut self, due: &Due, now: Instant, news: usize) {
+        self.answered(news);
+        self.due |= due.more.is_some();
+        self.due_after = due.more;
+        self.due_at = due.next.map(|wait| now + wait);
+    }
+
+    /// There is more that is due than was read.
+    pub(crate) fn more_is_due(&mut self) {
+        self.due = true;
+    }
+
+    /// A read was answered: the next one may bring more again.
+    fn answered(&mut self, news: usize) {
         self.reading = false;
         self.found |= news > 0;
-        self.due |= more;
-        self.due_at = due.next.map(|wait| now + wait);
+        self.page = (self.page * 2).min(self.batch);
+    }
+
+    /// A read was not answered in time: the next one asks for less.
+    pub(crate) fn timed_out(&mut self) {
+        self.page = (self.page / 2).max(1);
     }
 
     /// A read failed: pause, then all of them again.
@@ -357,6 +401,7 @@ impl Source {
         self.reading = false;
         self.pause = (self.pause * 2).clamp(self.busy_interval, self.idle_interval);
         self.poll_at = now + self.pause;
+        self.not_before = self.poll_at;
     }
 
     /// A retry was written that falls due after this time.
@@ -382,17 +427,18 @@ mod tests {
         let mut source = Source::new(&config, now);
         let mut kinds = Vec::new();
         for _ in 0..6 {
-            let room = Room { cold: 10, due: 10, least: 5, ..Room::default() };
-            let next = source.next(now, 10, &room).unwrap();
+            let room = Room { cold: 10, due: 10, least: 5, bytes: Some(1000), ..Room::default() };
+            let next = source.next(now, &room).unwrap();
             now += Duration::from_millis(50);
             let page = Page { rows: Vec::new(), position: Position::default(), caught_up: true };
             match next {
                 NextRead::Ahead(..) => source.read_ahead(&page, 0, 0),
-                NextRead::Late(_) => source.read_late(&page, 0, 0),
-                NextRead::Due(_) => {
+                NextRead::Late(..) => source.read_late(&page, 0, 0),
+                NextRead::Due(..) => {
                     // The next one is due before it is looked for.
-                    let due = Due { rows: Vec::new(), next: Some(Duration::ZERO) };
-                    source.read_due(&due, now, false, 0);
+                    let next = Some(Duration::ZERO);
+                    let due = Due { rows: Vec::new(), more: None, next };
+                    source.read_due(&due, now, 0);
                 }
                 NextRead::Behind { .. } => unreachable!("nobody is behind"),
             }

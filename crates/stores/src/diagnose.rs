@@ -11,11 +11,12 @@ pub(crate) type Need = (&'static str, &'static [&'static str]);
 
 /// What a relay does, housekeeping with it.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) const RELAY_NEEDS: [Need; 8] = [
+pub(crate) const RELAY_NEEDS: [Need; 9] = [
     ("{events}", &["select", "update", "delete"]),
     ("{shards}", &["select", "update"]),
     ("{relays}", &["select", "insert", "update", "delete"]),
     ("{attempts}", &["select", "insert", "delete"]),
+    ("{life}", &["select", "insert", "update"]),
     ("{controls}", &["select"]),
     ("{meta}", &["select", "update"]),
     ("{inbox}", &["select", "delete"]),

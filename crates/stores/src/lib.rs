@@ -17,6 +17,9 @@ mod connect;
 mod failure;
 
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod control;
+
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod counts;
 
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
@@ -28,7 +31,7 @@ mod version;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod window;
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod sessions;
 
 #[cfg(feature = "postgres")]

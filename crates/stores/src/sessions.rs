@@ -24,7 +24,8 @@ use crate::{connect::ACQUIRE_TIMEOUT, failure::failed};
 const MAX_AGE: Duration = Duration::from_mins(30);
 
 /// How long a connection is kept that nobody needs.
-const MAX_IDLE: Duration = Duration::from_mins(5);
+/// Below the 60 s after which a server is told to close an idle connection.
+const MAX_IDLE: Duration = Duration::from_secs(50);
 
 /// Connections out of a pool, lent one at a time to whoever asks. Cheap to clone.
 pub(crate) struct Sessions<DB: Database> {
@@ -37,6 +38,7 @@ pub(crate) struct Sessions<DB: Database> {
 
 struct Idle<DB: Database> {
     connection: DB::Connection,
+    stamp: Option<Arc<str>>,
     made: Instant,
     since: Instant,
 }
@@ -77,12 +79,25 @@ where
         let Ok(Ok(permit)) = permit else {
             return Err(failed(doing)(sqlx::Error::PoolTimedOut));
         };
-        let (connection, made) = match self.used_last() {
-            Some(idle) => (idle.connection, idle.made),
-            None => (self.open().await.map_err(failed(doing))?, Instant::now()),
+        let (connection, stamp, made) = match self.used_last() {
+            Some(idle) => (idle.connection, idle.stamp, idle.made),
+            None => (self.open().await.map_err(failed(doing))?, None, Instant::now()),
         };
         let home = Home { idle: Arc::clone(&self.idle), broken: true };
-        Ok(Session { connection, made, home, _permit: permit })
+        Ok(Session { connection, stamp, made, home, _permit: permit })
+    }
+
+    /// Closes the connection and opens another in its place, although nothing is wrong with it: more of
+    /// an answer is on its way than is wanted.
+    #[cfg(feature = "mysql")]
+    pub(crate) async fn reopen(
+        &self,
+        session: &mut Session<DB>,
+        doing: &'static str,
+    ) -> Result<()> {
+        session.connection = self.open().await.map_err(failed(doing))?;
+        (session.stamp, session.made) = (None, Instant::now());
+        Ok(())
     }
 
     /// The pool makes it, as its owner has told the pool to.
@@ -103,6 +118,9 @@ where
 /// A connection that was lent. Dropped without [`done`](Self::done), it is closed.
 pub(crate) struct Session<DB: Database> {
     connection: DB::Connection,
+    /// What its user has learnt of the server that it leads to.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "only MySQL asks"))]
+    pub(crate) stamp: Option<Arc<str>>,
     made: Instant,
     home: Home<DB>,
     _permit: OwnedSemaphorePermit,
@@ -112,7 +130,12 @@ impl<DB: Database> Session<DB> {
     /// Its work came to its end: the next one may have it.
     pub(crate) fn done(mut self) {
         self.home.broken = false;
-        let idle = Idle { connection: self.connection, made: self.made, since: Instant::now() };
+        let idle = Idle {
+            connection: self.connection,
+            stamp: self.stamp,
+            made: self.made,
+            since: Instant::now(),
+        };
         self.home.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
 }

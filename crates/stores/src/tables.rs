@@ -24,7 +24,8 @@ struct Inner {
 impl Tables {
     /// What an outbox consists of, as [`fill`](Self::fill) names it. Side tables come first, so that an
     /// outbox that is half gone can still be dropped.
-    pub const ALL: [&str; 9] = [
+    pub const ALL: [&str; 10] = [
+        "{life}",
         "{audit}",
         "{idempotency}",
         "{inbox}",
@@ -59,8 +60,8 @@ impl Tables {
     }
 
     /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
-    /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, the function `{shard_of}` of
-    /// PostgreSQL, and `{bare}` for index names. The template is a constant of ours and the name is
+    /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, on PostgreSQL
+    /// `{life}` and the functions `{shard_of}` and `{take_xid}`, and `{bare}` for index names. The template is a constant of ours and the name is
     /// validated, so nothing else can get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +91,9 @@ impl Tables {
             .replace("{audit}", &name.with_suffix("_audit"))
             .replace("{inbox}", &name.with_suffix("_inbox"))
             .replace("{idempotency}", &name.with_suffix("_idempotency"))
+            .replace("{life}", &name.with_suffix("_life"))
             .replace("{shard_of}", &name.with_suffix("_shard_of"))
+            .replace("{take_xid}", &name.with_suffix("_take_xid"))
             .replace("{bare}", name.bare())
     }
 
@@ -98,9 +101,11 @@ impl Tables {
     /// by this name (`sqlx::Database::NAME`).
     pub fn drops(&self, database: &str) -> Vec<String> {
         let tables = Self::ALL.into_iter().map(|table| format!("drop table if exists {table}"));
-        // Its trigger goes with the table.
-        let function =
-            (database == "PostgreSQL").then(|| "drop function if exists {shard_of}()".to_owned());
-        tables.chain(function).map(|template| self.fill(&template)).collect()
+        // Their triggers go with the table.
+        let functions = ["{shard_of}", "{take_xid}"]
+            .into_iter()
+            .filter(|_| database == "PostgreSQL")
+            .map(|function| format!("drop function if exists {function}()"));
+        tables.chain(functions).map(|template| self.fill(&template)).collect()
     }
 }

@@ -9,8 +9,8 @@ use std::{
 use posthaste_core::{
     Event,
     store::{
-        Claim, Fence, Held, Inspect, Leases, Operate, Page, Position, Read, Relay, RelayOrdering,
-        RowLease, Schema, Settle, Settlement, Verdict,
+        Claim, Fence, Held, Inspect, Leases, Limit, Operate, Page, Position, Read, Relay,
+        RelayOrdering, RowLease, Schema, Settle, Settlement, Verdict,
     },
 };
 use posthaste_stores::{
@@ -18,7 +18,7 @@ use posthaste_stores::{
     mysql::{ClaimStyle, MySqlStore},
 };
 use posthaste_testkit::{conformance::Subject, tables};
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
 use uuid::Uuid;
 
 const MARIADB: &str = "POSTHASTE_TEST_MARIADB";
@@ -71,13 +71,14 @@ async fn events_that_commit_in_reverse_order_are_all_found() {
     }
     for (sequence, transaction) in open.into_iter().rev() {
         transaction.commit().await.unwrap();
-        let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
-        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
+        let ahead = outbox.store.read_on(&SHARDS, &position, Limit::rows(10)).await.unwrap();
+        let late =
+            outbox.store.read_late(&SHARDS, &ahead.position, Limit::rows(1000)).await.unwrap();
         let found = [sequences(&ahead), sequences(&late)].concat();
         assert_eq!(found, [sequence]);
         position = late.position;
     }
-    assert_eq!(position.context, "", "no gap is left open");
+    assert_eq!(missing(&position), "", "no gap is left open");
     outbox.drop().await;
 }
 
@@ -89,29 +90,30 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
     let mut position = Position::default();
     for n in 0..20 {
         let quick = outbox.commit(&[event(&n.to_string())]).await;
-        let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
+        let ahead = outbox.store.read_on(&SHARDS, &position, Limit::rows(10)).await.unwrap();
         assert_eq!(sequences(&ahead), quick, "the open transaction holds nobody back");
-        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
+        let late =
+            outbox.store.read_late(&SHARDS, &ahead.position, Limit::rows(1000)).await.unwrap();
         assert!(late.rows.is_empty(), "nothing was committed late yet");
         position = late.position;
     }
     // For longer than a gap lives that nobody can fill any more.
     let begin = Instant::now();
     until("seven seconds have passed", async || {
-        let late = outbox.store.read_late(&SHARDS, &position, 1000).await.unwrap();
+        let late = outbox.store.read_late(&SHARDS, &position, Limit::rows(1000)).await.unwrap();
         assert!(late.rows.is_empty());
         position = late.position;
-        assert!(position.context.ends_with(&format!(":{slow}")), "{}", position.context);
+        assert_eq!(missing(&position), slow.to_string());
         begin.elapsed().as_secs() >= 7
     })
     .await;
     open.commit().await.unwrap();
 
-    let late = outbox.store.read_late(&SHARDS, &position, 1000).await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &position, Limit::rows(1000)).await.unwrap();
     assert_eq!(sequences(&late), [slow]);
-    let again = outbox.store.read_late(&SHARDS, &late.position, 1000).await.unwrap();
+    let again = outbox.store.read_late(&SHARDS, &late.position, Limit::rows(1000)).await.unwrap();
     assert!(again.rows.is_empty(), "found once");
-    assert_eq!(again.position.context, "");
+    assert_eq!(missing(&again.position), "");
     outbox.drop().await;
 }
 
@@ -119,26 +121,93 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
 async fn a_gap_of_a_rolled_back_transaction_is_dropped() {
     let outbox = Outbox::new().await;
     outbox.leave_a_gap().await;
-    let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 10).await.unwrap();
-    assert!(page.position.context.ends_with(":1"), "{}", page.position.context);
-    // Other tests hold transactions open on this server, but not for long.
+    let page = outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(10)).await.unwrap();
+    assert_eq!(sequences(&page), [2]);
+    // Other tests run statements on this server, but not for long.
     outbox.until_closed(page.position).await;
     outbox.drop().await;
 }
 
 #[tokio::test]
-async fn an_idle_session_in_a_transaction_keeps_only_the_gaps_that_it_could_fill() {
+async fn an_idle_transaction_keeps_only_the_gaps_that_it_can_fill() {
     let outbox = Outbox::new().await;
+    let mut reader = outbox.pool.begin().await.unwrap();
+    outbox.execute(&mut reader, "select count(*) from {events}").await;
+    let mut writer = outbox.pool.begin().await.unwrap();
+    let open = outbox.enqueue(&mut writer, &[event("open")]).await[0].sequence;
     outbox.leave_a_gap().await;
-    let before = outbox.store.read_ahead(&SHARDS, &Position::default(), 10).await.unwrap();
-    // Began after the gap was seen, beyond the doubt that whole seconds leave.
-    let at = Instant::now();
-    until("six seconds have passed", async || at.elapsed().as_secs() >= 6).await;
-    let mut idle = outbox.pool.begin().await.unwrap();
-    outbox.execute(&mut idle, "select count(*) from {events}").await;
-    outbox.until_closed(before.position).await;
-    idle.rollback().await.unwrap();
+    let mut position = Position::default();
+    until("the gap is dropped", async || {
+        let page = outbox.store.read_on(&SHARDS, &position, Limit::rows(10)).await.unwrap();
+        position = page.position;
+        missing(&position) == open.to_string()
+    })
+    .await;
+    writer.commit().await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &position, Limit::rows(10)).await.unwrap();
+    assert_eq!(sequences(&late), [open]);
+    reader.rollback().await.unwrap();
     outbox.drop().await;
+}
+
+#[tokio::test]
+async fn numbers_that_are_far_apart_and_rolled_back_ones_leave_nothing_behind() {
+    let outbox = Outbox::new().await;
+    let mut reader = outbox.pool.begin().await.unwrap();
+    outbox.execute(&mut reader, "select count(*) from {events}").await;
+    let mut writer = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut writer, "set auto_increment_increment = 3").await;
+    let mut expected = Vec::new();
+    for round in 0..40 {
+        let batch: Vec<Event> = (0..100).map(|n| event(&format!("{round}-{n}"))).collect();
+        let mut transaction = writer.begin().await.unwrap();
+        let written = outbox.enqueue(&mut transaction, &batch).await;
+        if round % 10 == 9 {
+            transaction.rollback().await.unwrap();
+        } else {
+            expected.extend(written.into_iter().map(|event| event.sequence));
+            transaction.commit().await.unwrap();
+        }
+    }
+    let (mut found, mut position) = (Vec::new(), Position::default());
+    for round in 0.. {
+        assert!(round < 200, "{} of {} after {round} pages", found.len(), expected.len());
+        let page = outbox.store.read_on(&SHARDS, &position, Limit::rows(100)).await.unwrap();
+        found.extend(sequences(&page));
+        position = page.position;
+        if page.caught_up {
+            break;
+        }
+    }
+    assert_eq!(found, expected);
+    outbox.until_closed(position).await;
+    outbox.execute(&mut writer, "set auto_increment_increment = 1").await;
+    reader.rollback().await.unwrap();
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_row_with_a_zero_date_dies_alone() {
+    let outbox = Outbox::new().await;
+    let written = outbox.commit(&[event("a"), event("b"), event("c")]).await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, "set sql_mode = ''").await;
+    let spoil = "update {events} set occurred_at = '0000-00-00' where sequence = 2";
+    outbox.execute(&mut connection, spoil).await;
+    let page = outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(10)).await.unwrap();
+    assert_eq!(sequences(&page), written);
+    assert_eq!(
+        page.rows[1].content.as_ref().unwrap_err(),
+        "column occurred_at holds a time that is out of range"
+    );
+    assert!(page.rows[0].content.is_ok() && page.rows[2].content.is_ok());
+    outbox.execute(&mut connection, "set sql_mode = default").await;
+    outbox.drop().await;
+}
+
+/// The numbers that a position names as missing.
+fn missing(position: &Position) -> &str {
+    position.context.rsplit('|').next().unwrap()
 }
 
 #[tokio::test]
@@ -221,7 +290,7 @@ async fn batches_at_once_that_share_ids_write_each_event_once() {
         assert_eq!(first, 1, "{:?} was written {first} times", event.id());
         assert!(of_event.iter().all(|answer| answer.sequence == of_event[0].sequence));
     }
-    let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 100).await.unwrap();
+    let page = outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(100)).await.unwrap();
     assert_eq!(page.rows.len(), events.len());
     outbox.drop().await;
 }
@@ -257,11 +326,12 @@ async fn a_row_of_another_language_gets_its_shard_when_it_first_fails() {
     );
     outbox.execute(&mut connection, &insert).await;
     let (relay, held) = outbox.hold().await;
-    let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 10).await.unwrap();
+    let page = outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(10)).await.unwrap();
     let row = &page.rows[0];
     let shard = row.shard;
     let others: Vec<u16> = SHARDS.into_iter().filter(|&other| other != shard).collect();
-    let nothing = outbox.store.read_ahead(&others, &Position::default(), 10).await.unwrap();
+    let nothing =
+        outbox.store.read_on(&others, &Position::default(), Limit::rows(10)).await.unwrap();
     assert!(nothing.rows.is_empty(), "the other shards have no such event");
 
     let settlement = Settlement {
@@ -278,10 +348,10 @@ async fn a_row_of_another_language_gets_its_shard_when_it_first_fails() {
     };
     let fence = Fence::Shards { owner: relay.owner(), held };
     outbox.store.settle(&fence, &[settlement], true).await.unwrap();
-    assert_eq!(outbox.store.read_blocked(&[shard]).await.unwrap().len(), 1);
-    assert!(outbox.store.read_blocked(&others).await.unwrap().is_empty());
-    assert_eq!(outbox.store.read_due(&[shard], 10).await.unwrap().rows.len(), 1);
-    assert!(outbox.store.read_due(&others, 10).await.unwrap().rows.is_empty());
+    assert_eq!(outbox.store.read_blocked(&[shard], None, 1000).await.unwrap().lanes.len(), 1);
+    assert!(outbox.store.read_blocked(&others, None, 1000).await.unwrap().lanes.is_empty());
+    assert_eq!(outbox.store.read_due(&[shard], None, Limit::rows(10)).await.unwrap().rows.len(), 1);
+    assert!(outbox.store.read_due(&others, None, Limit::rows(10)).await.unwrap().rows.is_empty());
     outbox.drop().await;
 }
 
@@ -290,7 +360,7 @@ async fn a_mariadb_url_opens_a_store() {
     let tables = tables::unique("my");
     let url = mariadb_url().replacen("mysql:", "mariadb:", 1);
     let store = MySqlStore::connect(&url, tables.clone(), &Options::default()).await.unwrap();
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4]);
     assert_eq!(store.check().await.unwrap(), 64);
     tables::drop_outbox(store.pool(), &tables).await.unwrap();
 }
@@ -354,10 +424,10 @@ impl Outbox {
 
     async fn until_closed(&self, mut position: Position) {
         until("the gap is dropped", async || {
-            let late = self.store.read_late(&SHARDS, &position, 1000).await.unwrap();
+            let late = self.store.read_late(&SHARDS, &position, Limit::rows(1000)).await.unwrap();
             assert!(late.rows.is_empty());
             position = late.position;
-            position.context.is_empty()
+            missing(&position).is_empty()
         })
         .await;
     }

@@ -1,13 +1,16 @@
 //! The SQLite store: the conformance suite, and what only SQLite does.
 #![cfg(feature = "sqlite")]
 
+#[path = "sqlite/recovery.rs"]
+mod recovery;
+
 use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
-        Claim, Diagnose, Fence, Filter, Inspect, Leases, Level, Operate, Position, Read, Relay,
-        RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
+        Claim, Diagnose, Fence, Filter, Inspect, Leases, Level, Limit, Operate, Position, Read,
+        Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
@@ -67,7 +70,7 @@ async fn a_file_is_made_by_a_migration_and_by_nothing_else() {
     let error = store.check().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     assert!(!file.exists());
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5]);
     assert!(file.exists());
     assert_eq!(store.check().await.unwrap(), 1);
 }
@@ -85,7 +88,7 @@ async fn processes_that_start_at_once_can_all_make_the_file() {
     while let Some(start) = starts.join_next().await {
         applied.extend(start.unwrap().unwrap());
     }
-    assert_eq!(applied, [1, 2, 3, 4]);
+    assert_eq!(applied, [1, 2, 3, 4, 5]);
 }
 
 #[tokio::test]
@@ -122,7 +125,10 @@ async fn a_named_database_in_memory_is_shared() {
     store.migrate(None).await.unwrap();
     let other = connect(&url).await.unwrap();
     enqueue(&other, &[event("1")]).await;
-    assert_eq!(store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows.len(), 1);
+    assert_eq!(
+        store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap().rows.len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -174,7 +180,7 @@ async fn an_insert_in_plain_sql_is_read_like_any_event() {
     let insert = store.tables().fill(DOCUMENTED_INSERT);
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(&plain).await.unwrap();
 
-    let page = store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
+    let page = store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap();
     let [row] = &page.rows[..] else { panic!("{page:?}") };
     let envelope = row.content.as_ref().unwrap();
     assert_eq!(&envelope.event.payload()[..], br#"{"total":1999}"#);
@@ -206,7 +212,10 @@ async fn the_systems_own_sqlite_can_write_and_read_the_outbox() {
     };
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1", "{said}");
-    assert_eq!(store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows.len(), 1);
+    assert_eq!(
+        store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap().rows.len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -220,7 +229,7 @@ async fn a_value_of_the_wrong_type_spoils_its_own_row_and_no_other() {
     );
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(store.pool()).await.unwrap();
     enqueue(&store, &[event("1")]).await;
-    let rows = store.read_ahead(&[0], &Position::default(), 10).await.unwrap().rows;
+    let rows = store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap().rows;
     let faults: Vec<_> = rows.iter().map(|row| row.content.as_ref().err().cloned()).collect();
     let other_type = |column: &str| Some(format!("column {column} holds a value of another type"));
     assert_eq!(
@@ -257,8 +266,8 @@ async fn reads_do_not_wait_for_a_writer() {
     let mut transaction = writer.begin_with("begin immediate").await.unwrap();
     Sqlite::enqueue(&mut transaction, store.tables(), &[event("2")]).await.unwrap();
     let reads = async {
-        let page = store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
-        store.read_due(&[0], 10).await.unwrap();
+        let page = store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap();
+        store.read_due(&[0], None, Limit::rows(10)).await.unwrap();
         store.counts(u64::MAX).await.unwrap();
         // Idle claims stay away from the write lock as well.
         let behind = Position { sequence: page.position.sequence, context: String::new() };
@@ -289,7 +298,7 @@ async fn a_freed_event_that_is_discarded_frees_the_next_of_its_lane() {
     store.settle(&fence, &batch, true).await.unwrap();
     for (discarded, freed) in [(0, 1), (1, 2)] {
         store.discard(&Selection::One(events[discarded].id())).await.unwrap();
-        let due = store.read_due(&[0], 10).await.unwrap().rows;
+        let due = store.read_due(&[0], None, Limit::rows(10)).await.unwrap().rows;
         assert_eq!(due.iter().map(|row| row.sequence).collect::<Vec<_>>(), [sequences[freed]]);
     }
 }
@@ -342,12 +351,12 @@ async fn plans_use_the_indexes() {
     };
 
     let statements = Statements::on(store.tables().name());
-    store.read_ahead(&[0], &Position::default(), 10).await.unwrap();
-    store.read_due(&[0], 10).await.unwrap();
+    store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap();
+    store.read_due(&[0], None, Limit::rows(10)).await.unwrap();
     store.read_hot(&[1], &Position::default()).await.unwrap();
-    store.read_held("d", key, 10).await.unwrap();
-    store.read_blockers(10).await.unwrap();
-    store.read_blocked(&[0]).await.unwrap();
+    store.read_held("d", key, Limit::rows(10)).await.unwrap();
+    store.read_blockers(Limit::rows(10)).await.unwrap();
+    store.read_blocked(&[0], None, 1000).await.unwrap();
     store.claim(&relay, &token(1), &Position::default(), 1).await.unwrap();
     store
         .claim_late(&relay, &token(2), &Position { sequence: 2, ..Position::default() }, 1)
@@ -386,7 +395,7 @@ async fn plans_use_the_indexes() {
         for alias in ["T", "e", "p", "h"] {
             let walks = |step: &str| {
                 // But for what is blocked or held, which is few.
-                let few = step.ends_with("_lane_idx");
+                let few = step.ends_with("_lanes_idx");
                 step == format!("SCAN {alias}")
                     || (step.starts_with(&format!("SCAN {alias} ")) && !few)
             };
@@ -395,9 +404,15 @@ async fn plans_use_the_indexes() {
         plans.push((statement, plan));
     }
     for (what, wanted) in [
-        ("where sequence > ?1 and not_before is null", "T USING INTEGER PRIMARY KEY (rowid>?)"),
-        ("order by not_before\n            limit ?1", "T USING INDEX T_not_before_idx"),
-        ("where lane = ?1 and wait = 'held'", "T USING INDEX T_lane_idx (lane=?)"),
+        (
+            "where sequence > ?1 and sequence <= ?2 and (not_before is null",
+            "T USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
+        ),
+        ("order by not_before, sequence\n            limit ?3", "T USING INDEX T_not_before_idx"),
+        (
+            "where lane = ?1 and destination = ?2 and wait = 'held'",
+            "T USING INDEX T_lanes_idx (lane=? AND destination=? AND wait=?)",
+        ),
         (
             "where aggregate_id = ?3",
             "T USING INDEX T_aggregate_idx (aggregate_id=? AND sequence>? AND sequence<?)",

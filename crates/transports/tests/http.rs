@@ -296,7 +296,7 @@ async fn no_answer_in_time_is_a_retry() {
     .await;
     let url = format!("{}?posthaste.publish_timeout=200ms", url_of(receiver));
     let outcome = publish(config(&url), envelope()).await;
-    assert_eq!(outcome, Outcome::retry("no answer within 200ms"));
+    assert_eq!(outcome, Outcome::timed_out("no answer within 200ms"));
 }
 
 #[tokio::test]

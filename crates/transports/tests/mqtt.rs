@@ -289,11 +289,11 @@ async fn packet(stream: &mut TcpStream) -> std::io::Result<(u8, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_server_that_never_acknowledges_is_a_retry() {
+async fn a_server_that_never_acknowledges_is_a_timeout() {
     let url = scripted(async |mut stream| while packet(&mut stream).await.is_ok() {}).await;
     let transport = transport(&format!("{url}?publish_timeout=300ms"));
     let outcomes = transport.publish(&[placed("a"), placed("b")]).await;
-    assert_eq!(outcomes, vec![Outcome::retry("no acknowledgement within 300ms"); 2]);
+    assert_eq!(outcomes, vec![Outcome::timed_out("no acknowledgement within 300ms"); 2]);
 }
 
 #[tokio::test]

@@ -116,6 +116,7 @@ fn error(outcome: &Outcome) -> &str {
     match outcome {
         Outcome::Delivered => "",
         Outcome::Retry { error, .. }
+        | Outcome::TimedOut { error }
         | Outcome::Dead { error }
         | Outcome::Unavailable { error, .. } => error,
     }

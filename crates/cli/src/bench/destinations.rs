@@ -143,7 +143,7 @@ impl Transport for Down {
             Outcome::unavailable("connection refused")
         } else {
             tokio::time::sleep(SILENT_FOR).await;
-            Outcome::retry(format!("no acknowledgement within {SILENT_FOR:?}"))
+            Outcome::timed_out(format!("no acknowledgement within {SILENT_FOR:?}"))
         };
         vec![outcome; batch.len()]
     }

@@ -14,7 +14,7 @@ use std::{
 use posthaste::{
     Envelope, Error, ErrorKind, Result,
     relay::Config,
-    store::{Position, Read},
+    store::{Limit, Position, Read},
     transport::{Acceptance, Capabilities},
 };
 use serde::Serialize;
@@ -162,7 +162,7 @@ async fn envelopes<DB: Target>(
     let mut position = Position::default();
     let mut envelopes = Vec::with_capacity(events as usize);
     while (envelopes.len() as u64) < events {
-        let page = Read::read_ahead(&*store, &shards, &position, ground.batch).await?;
+        let page = Read::read_on(&*store, &shards, &position, Limit::rows(ground.batch)).await?;
         if page.rows.is_empty() {
             return Err(Error::new(ErrorKind::State, "not all events can be read back"));
         }

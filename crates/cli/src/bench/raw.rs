@@ -16,7 +16,9 @@ use std::{
 
 use posthaste::{
     Envelope, Error, ErrorKind, Result,
-    store::{Fence, Fetched, Position, Relay, RelayOrdering, RowLease, Settlement, Store, Verdict},
+    store::{
+        Fence, Fetched, Limit, Position, Relay, RelayOrdering, RowLease, Settlement, Store, Verdict,
+    },
 };
 use tokio::{
     sync::{Mutex, mpsc},
@@ -216,7 +218,7 @@ impl Statements {
                 let claimed = self.store.claim(&self.relay, claim, &position, self.batch).await?;
                 (claimed.rows, claimed.position)
             } else {
-                let page = self.store.read_on(&self.shards, &position, self.batch, self.batch);
+                let page = self.store.read_on(&self.shards, &position, Limit::rows(self.batch));
                 let page = page.await?;
                 (page.rows, page.position)
             };

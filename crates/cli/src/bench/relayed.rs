@@ -217,6 +217,7 @@ impl Transport for Counted {
             match outcome {
                 Outcome::Delivered => count += 1,
                 Outcome::Retry { error, .. }
+                | Outcome::TimedOut { error }
                 | Outcome::Dead { error }
                 | Outcome::Unavailable { error, .. } => self.failed(error),
             }

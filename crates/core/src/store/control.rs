@@ -82,7 +82,7 @@ pub struct Pause {
 /// Pauses: stored, obeyed by every relay, surviving restarts.
 #[async_trait]
 pub trait Control {
-    /// All pauses in force, oldest first.
+    /// All pauses in force, oldest first. A row that [`Pausable::parse`] does not know is left out.
     async fn pauses(&self) -> Result<Vec<Pause>>;
 
     /// Pauses something; `false` when it was paused already, and then nothing changes.

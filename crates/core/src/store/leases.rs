@@ -123,8 +123,8 @@ pub struct ShardLease {
     pub held: Held,
     /// Where the previous owner stood: everything before is settled or marked.
     pub mark: Position,
-    /// Set when the previous owner did not release the shard: events up to this sequence may have
-    /// been in its hands when it died.
+    /// Set when the previous owner was another relay and did not release the shard: events up to this
+    /// sequence may have been in its hands when it died.
     pub suspect_to: Option<i64>,
 }
 
@@ -137,8 +137,13 @@ pub trait Leases {
     /// Relays that have long been dead and own nothing are forgotten.
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census>;
 
-    /// Takes those of the wanted shards that are free or expired. The epoch of each rises by one.
-    /// Never waits for a shard that somebody else is taking.
+    /// Takes those of the wanted shards that are free, expired, or stand under this relay's own name: an
+    /// answer was lost, or the server has changed. The epoch of each rises by one. Never waits for a
+    /// shard that somebody else is taking.
+    ///
+    /// From here on every read, settle, renewal and release checks, in the same statement, that it runs
+    /// on the server that this answer came from, and fails with
+    /// [`ErrorKind::Moved`](crate::ErrorKind::Moved) if not.
     async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>>;
 
     /// Extends the leases that are still held, writes the mark, and gives the shards that were

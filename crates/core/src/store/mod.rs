@@ -54,7 +54,10 @@ pub use self::{
     },
     leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
     operate::{Operate, Purged, Selection},
-    read::{Blocked, Due, Fetched, HotRow, Page, Position, Read, Wait},
+    read::{
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+        Wait,
+    },
     schema::Schema,
     settle::{Fence, Held, Settle, SettleReport, Settlement, Verdict},
     wake::{Listener, Wake},

@@ -4,11 +4,28 @@ use async_trait::async_trait;
 
 use crate::{Envelope, Key, Result};
 
+/// The most that one read may bring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of payloads and headers. One event that is larger comes alone.
+    pub bytes: usize,
+}
+
+impl Limit {
+    /// So many rows, however large they are.
+    pub fn rows(rows: usize) -> Self {
+        Self { rows, bytes: i64::MAX as usize }
+    }
+}
+
 /// Where reading stands: every event of the reader's shards up to `sequence` that was visible by
 /// `context` has been handed over.
 ///
-/// `context` is the store's own: a snapshot on PostgreSQL, the open gaps on MySQL, nothing on
-/// SQLite. It is what finds commits that become visible behind the cursor.
+/// `context` is the store's own: a snapshot on PostgreSQL, the missing numbers on MySQL, nothing on
+/// SQLite. With it a read finds commits that become visible at or before `sequence`. Where there are
+/// more of them than fit into a page, it also says how far the walk over them has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Position {
     /// The highest sequence that was read.
@@ -66,6 +83,8 @@ pub struct Fetched {
     pub attempts: u32,
     /// Why it waited, if it did.
     pub wait: Option<Wait>,
+    /// Bytes of its payload and headers.
+    pub bytes: usize,
     /// The envelope, or why the row cannot be decoded. Boxed: a row is handed on several times.
     pub content: Result<Box<Envelope>, String>,
 }
@@ -75,10 +94,20 @@ pub struct Fetched {
 pub struct Page {
     /// The rows, in the order of their sequence.
     pub rows: Vec<Fetched>,
-    /// Where reading stands once they are handed over.
+    /// Where the next read goes on. It does not bring these rows again, whatever becomes of them: a
+    /// row that cannot be handed over now never hides the rows after it.
     pub position: Position,
     /// Nothing more was visible.
     pub caught_up: bool,
+}
+
+/// Place of a row among those whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DueKey {
+    /// When it fell due, in microseconds since 1970 of the database's clock.
+    pub at: i64,
+    /// Its place in the outbox.
+    pub sequence: i64,
 }
 
 /// Rows whose time has come.
@@ -86,6 +115,8 @@ pub struct Page {
 pub struct Due {
     /// The rows, the longest due first.
     pub rows: Vec<Fetched>,
+    /// Where the next page begins; `None` when there is no more.
+    pub more: Option<DueKey>,
     /// How long until the next one falls due, as far as is known.
     pub next: Option<Duration>,
 }
@@ -114,68 +145,96 @@ pub struct Blocked {
     pub parked: bool,
 }
 
+/// Place of a lane among the blocked ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneKey {
+    /// The ordering key.
+    pub key: Key,
+    /// The destination's name.
+    pub destination: String,
+}
+
+/// A page of blocked lanes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BlockedLanes {
+    /// The lanes, by key and destination.
+    pub lanes: Vec<Blocked>,
+    /// Where the next page begins; `None` when there is no more.
+    pub more: Option<LaneKey>,
+}
+
+impl BlockedLanes {
+    /// The page of a walk over at most `limit` lanes; each with whether it is wanted.
+    pub fn walked(lanes: Vec<(Blocked, bool)>, limit: usize) -> Self {
+        let last = lanes.last().filter(|_| lanes.len() >= limit);
+        Self {
+            more: last.map(|(lane, _)| lane.lane()),
+            lanes: lanes.into_iter().filter_map(|(lane, wanted)| wanted.then_some(lane)).collect(),
+        }
+    }
+}
+
+impl Blocked {
+    /// Its place among the blocked lanes.
+    pub fn lane(&self) -> LaneKey {
+        LaneKey { key: self.key, destination: self.destination.clone() }
+    }
+}
+
 /// Finding events, under shard leases. Nothing here writes.
+///
+/// One rule holds for all reads. Each is bounded in rows and bytes, and in the rows that it walks over
+/// to find them. Each can be resumed where it ended, by position: rows that are already in the caller's
+/// hands, or that it cannot hand over now, come once in a walk and never hide the rows after them.
 ///
 /// All reads skip events that are sent, dead or discarded. They may return a row again that is
 /// already in the caller's hands: the caller drops what it knows.
 #[async_trait]
 pub trait Read: Send + Sync {
-    /// One step of the cursor: what is ahead of `from`, at most `limit`, together with what became
-    /// visible behind it, in order. When more than `late_limit` became visible behind it, these come
-    /// first and the cursor stays.
+    /// One step of the cursor: events with `sequence > from.sequence`, together with those at or before
+    /// it that became visible since `from.context`, in order.
     ///
-    /// An event that is ahead can have been enqueued after the commit of one that is behind: that one
-    /// took its number while its transaction was open, and the cursor passed it. So the late ones are
-    /// read after those ahead, or in the same snapshot.
-    async fn read_on(
-        &self,
-        shards: &[u16],
-        from: &Position,
-        limit: usize,
-        late_limit: usize,
-    ) -> Result<Page> {
-        let mut page = self.read_ahead(shards, from, limit).await?;
-        if page.rows.is_empty() {
-            return Ok(page);
-        }
-        // Among the late ones are those of the page itself that are new since the last look.
-        let late = self.read_late(shards, &page.position, limit * 2 + late_limit).await?;
-        if !late.caught_up {
-            return Ok(Page { rows: late.rows, position: from.clone(), caught_up: false });
-        }
-        page.position.context = late.position.context;
-        page.rows.extend(late.rows);
-        page.rows.sort_by_key(|row| row.sequence);
-        page.rows.dedup_by_key(|row| row.sequence);
-        Ok(page)
-    }
-
-    /// The events of these shards behind `from`, at most `limit`, that wait for nothing. The page
-    /// is caught up when nothing more was visible. `from.context` comes back unchanged, or
-    /// extended by what the store must look for again (gaps).
-    async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page>;
+    /// An event that is ahead can have been enqueued after the commit of one that is late: that one
+    /// took its number while its transaction was open, and the cursor passed it. So both are read in
+    /// one snapshot, or the late ones after those ahead. When there are more late ones than fit into
+    /// the page, they come alone, page by page, and the sequence stays until all of them have come.
+    ///
+    /// The page can be empty although it is not caught up: then the read has walked over as many settled
+    /// events as one read may.
+    async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page>;
 
     /// The events of these shards at or before `from.sequence` that became visible after
-    /// `from.context` was taken, at most `limit`. A page that is caught up has a new context; one that
-    /// is not has the old one, and the rest is found by asking again when these are settled.
-    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page>;
+    /// `from.context` was taken. The page is caught up when these are all.
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page>;
+
+    /// A position from which a reader finds all that readers at any of these would find.
+    fn join(&self, positions: &[Position]) -> Position;
 
     /// The events of these shards whose `not_before` has passed: delayed, retried, replayed,
-    /// suspect, and held ones that an operator set free.
-    async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due>;
+    /// suspect, and held ones that an operator set free. Those after `after`, the longest due first.
+    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due>;
 
     /// These rows by their sequence, each with the unsettled events of its key that a reader who
     /// stands at `from` may not know, all of one moment. Rows that wait, are settled, or were rolled
     /// back are left out.
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
-    /// The held events of one lane, in the order of their sequence, at most `limit`.
-    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>>;
+    /// The held events of one lane, in the order of their sequence.
+    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>>;
 
     /// What blocks lanes, of all shards, and whose `not_before` has passed: retried and suspect events,
-    /// in the order of their lanes and sequences, at most `limit`. For a relay that owns everything.
-    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>>;
+    /// in the order of their lanes and sequences. For a relay that owns everything.
+    async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>>;
 
-    /// The blocked lanes of these shards.
-    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>>;
+    /// The blocked lanes of these shards, and those of [`Key::OF_ALL`], after `after`, by key and
+    /// destination. Walks over at most `limit` lanes, those of other shards included.
+    async fn read_blocked(
+        &self,
+        shards: &[u16],
+        after: Option<&LaneKey>,
+        limit: usize,
+    ) -> Result<BlockedLanes>;
+
+    /// Which of these lanes are blocked.
+    async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>>;
 }

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::{LaneId, Lanes, lane::Block, pause::pause_wait};
+use super::{LaneId, Lanes, Recorded, lane::Block, pause::pause_wait};
 
 /// What is in the way of an event in its lane.
 enum Another {
@@ -21,11 +21,11 @@ impl Lanes {
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
-        let was_recorded = std::mem::take(&mut entry.recorded);
-        entry.attempts -= u32::from(was_recorded);
+        let recorded = std::mem::take(&mut entry.recorded);
+        entry.attempts -= recorded.attempts();
         self.careful.done(sequence);
         let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
-        if was_recorded {
+        if recorded != Recorded::Nothing {
             // That must be taken back, and a hold does not write attempts.
             self.postpone(sequence, now);
             return;

@@ -5,13 +5,19 @@
 //! ```text
 //!  failure ──► undecided ──┬─ an event that was handed over later is accepted ──► its own: counted
 //!                          ├─ many failures, several keys, no success between ─► an outage: open
-//!                          └─ nothing else is under way ──► its own, unless it could not be reached
+//!                          ├─ nothing else is under way, and it could not be reached, or no answer
+//!                          │  came in time ──► an outage: open
+//!                          └─ nothing else is under way ──► its own: counted
 //! ```
+//!
+//! A timeout alone is its event's own when one that was handed over later has been taken meanwhile, or
+//! since its last timeout (`hung.rs`).
 //!
 //! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
 //! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
-//! longer each time, one event goes alone; the next such probe takes another key. When one is
-//! accepted, the destination's own cursor reads on from the first event that was passed over.
+//! longer each time, one event goes alone; probes go round the keys. One that has no answer after a
+//! while stays under way and lets the next key try. When one is accepted, the destination's own
+//! cursor reads on from the first event that was passed over.
 //!
 //! # When things fail
 //!
@@ -26,7 +32,8 @@ use std::{
 use posthaste_core::{store::Fetched, transport::Outcome};
 
 use super::{
-    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, lane::Block,
+    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, hung::Hung,
+    lane::Block,
 };
 
 /// So many keys that could not be reached, one after the other, are an outage.
@@ -39,8 +46,11 @@ const FAILURES_IN_A_ROW: u32 = 8;
 /// Pause before the first probe; it doubles with each that fails.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest pause between probes.
+/// Longest pause between probes, and how long one is waited for before another may go.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// So many keys are remembered as tried.
+const PROBED_KEYS: usize = 100;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Position {
@@ -49,7 +59,14 @@ enum Position {
     /// Until then nothing is sent.
     Open(Instant),
     /// One event may go, or is under way.
-    HalfOpen(Option<i64>),
+    HalfOpen(Option<Probe>),
+}
+
+/// An event that goes alone to see whether its destination is back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Probe {
+    sequence: i64,
+    since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -57,8 +74,14 @@ pub(super) struct Breaker {
     position: Position,
     /// Probes that failed since it opened.
     failures: u32,
-    /// The key of the last probe: the next one is another's.
-    probed: Option<i64>,
+    /// The keys of probes since it opened, the last one at the end: the next one is another's.
+    probed: Vec<i64>,
+    /// A retry whose key was tried before has made way for another since the last probe.
+    made_way: bool,
+    /// How many events had been handed over when it opened: what comes later is a probe.
+    opened_after: u64,
+    /// Timeouts that were not counted.
+    hung: Hung,
     /// When a held lane is looked for again that has an event to try.
     look_at: Option<Instant>,
     /// Failures since the last success.
@@ -101,6 +124,12 @@ pub(super) struct Undecided {
     at: u64,
 }
 
+impl Undecided {
+    fn is_timeout(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::TimedOut { .. }))
+    }
+}
+
 impl Breaker {
     /// The destination takes events.
     pub(super) fn is_closed(&self) -> bool {
@@ -135,8 +164,26 @@ impl Breaker {
 
     fn probe(&self) -> Option<i64> {
         match self.position {
-            Position::HalfOpen(probe) => probe,
+            Position::HalfOpen(probe) => Some(probe?.sequence),
             Position::Closed | Position::Open(_) => None,
+        }
+    }
+
+    /// Whether the event of this dispatch was to see whether the destination is back.
+    fn is_probe(&self, dispatch: u64) -> bool {
+        self.position != Position::Closed && dispatch > self.opened_after
+    }
+
+    /// How long ago this key was tried: the lowest is the next. Keys that never were come first.
+    fn turn(&self, key: i64) -> Option<usize> {
+        self.probed.iter().position(|probed| *probed == key)
+    }
+
+    /// A retry would be tried that was tried before: another that is due goes first, if there is one.
+    pub(super) fn makes_way(&mut self, key: i64) -> bool {
+        !self.made_way && self.turn(key).is_some() && {
+            self.made_way = true;
+            true
         }
     }
 
@@ -156,7 +203,9 @@ impl Breaker {
     pub(super) fn wait(&self, now: Instant) -> (Duration, String) {
         let after = match self.position {
             Position::Open(until) => until.saturating_duration_since(now) + FIRST_PAUSE,
-            Position::HalfOpen(_) => self.pause(),
+            // It made way for another, and may go after it.
+            Position::HalfOpen(None) => FIRST_PAUSE,
+            Position::HalfOpen(Some(_)) => self.pause(),
             Position::Closed => UNAVAILABLE_WAIT,
         };
         let why = match self.error.as_str() {
@@ -183,14 +232,20 @@ impl Lanes {
             if breaker.probe().is_some_and(|probe| !self.known.contains_key(&probe)) {
                 breaker.half_open();
             }
+            let flies = |probe: &Probe| {
+                self.known.get(&probe.sequence).is_some_and(|entry| entry.state == State::InFlight)
+            };
             let at = match breaker.position {
                 _ if breaker.paused.is_some() => continue,
                 Position::Open(until) => until,
                 Position::HalfOpen(None) => breaker.look_at.unwrap_or(now),
+                Position::HalfOpen(Some(probe)) if flies(&probe) => probe.since + LONGEST_PAUSE,
                 Position::Closed | Position::HalfOpen(Some(_)) => continue,
             };
             let mut again = at;
             if now >= at {
+                // It hangs. Perhaps it is the event: another one may go.
+                breaker.failures += u32::from(breaker.probe().is_some());
                 again = now + LONGEST_PAUSE;
                 breaker.position = Position::HalfOpen(None);
                 breaker.look_at = Some(again);
@@ -206,14 +261,14 @@ impl Lanes {
 
     /// Perhaps only held events are left to try the destination with: one lane is read back.
     fn release_for_probe(&mut self, destination: u16) {
-        let last = self.at(destination).breaker.probed;
+        let breaker = &self.destinations[usize::from(destination)].breaker;
         let lanes = self.lanes.iter().filter(|(id, lane)| {
             id.destination == destination
                 && lane.block == Block::Releasing
                 && !lane.busy()
                 && !self.is_paused(Some(id.key))
         });
-        if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (Some(id.key.0) == last, id.key)) {
+        if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (breaker.turn(id.key.0), id.key)) {
             self.request_release(id);
         }
     }
@@ -254,7 +309,7 @@ impl Lanes {
         true
     }
 
-    /// Tries the destination with one of these, of another key than the last time if there is one.
+    /// Tries the destination with one of these, of the key whose turn it is.
     /// Gives whether any of them was its.
     fn probe(&mut self, destination: u16, rows: Vec<Fetched>, now: Instant) -> bool {
         let mut keys = BTreeSet::new();
@@ -265,8 +320,8 @@ impl Lanes {
         let any = !of_it.is_empty();
         // Only the first of a key may go.
         of_it.retain(|row| keys.insert(row.key.map_or(row.sequence, |key| key.0)));
-        let last = self.at(destination).breaker.probed;
-        of_it.sort_by_key(|row| row.key.is_some_and(|key| Some(key.0) == last));
+        let breaker = &self.at(destination).breaker;
+        of_it.sort_by_key(|row| breaker.turn(row.key.map_or(row.sequence, |key| key.0)));
         for row in of_it {
             if !self.at(destination).breaker.wants_probe() {
                 break;
@@ -311,10 +366,15 @@ impl Lanes {
     }
 
     /// This event is the one to be tried.
-    pub(super) fn probe_with(&mut self, destination: u16, sequence: i64, key: i64) {
+    pub(super) fn probe_with(&mut self, destination: u16, sequence: i64, key: i64, now: Instant) {
         let breaker = &mut self.at(destination).breaker;
-        breaker.position = Position::HalfOpen(Some(sequence));
-        breaker.probed = Some(key);
+        breaker.position = Position::HalfOpen(Some(Probe { sequence, since: now }));
+        breaker.made_way = false;
+        breaker.probed.retain(|probed| *probed != key);
+        if breaker.probed.len() == PROBED_KEYS {
+            breaker.probed.remove(0);
+        }
+        breaker.probed.push(key);
     }
 
     /// The destination has answered for an event: it is there. `started` is the number of that
@@ -322,7 +382,8 @@ impl Lanes {
     pub(super) fn answered(&mut self, destination: u16, sequence: i64, started: u64, now: Instant) {
         let of = self.at(destination);
         of.breaker.forget_failures();
-        if of.breaker.probe() == Some(sequence) {
+        of.breaker.hung.answered(sequence, started);
+        if of.breaker.is_probe(started) {
             self.close(destination);
         } else if matches!(of.breaker.position, Position::Open(_)) {
             // Sent before it opened. That one came through: no need to wait any longer.
@@ -347,8 +408,13 @@ impl Lanes {
         };
         entry.state = State::Undecided;
         let (destination, key, lane) = (entry.destination, entry.identity(sequence), entry.lane);
+        let started = entry.started;
+        let timed_out = matches!(outcome, Outcome::TimedOut { .. });
         let of = self.at(destination);
         if !of.breaker.is_closed() {
+            if timed_out && of.breaker.is_probe(started) {
+                of.breaker.hung.remember(sequence, of.started);
+            }
             if of.breaker.probe() == Some(sequence) {
                 of.breaker.failures += 1;
                 self.open(destination, &outcome, now);
@@ -371,6 +437,10 @@ impl Lanes {
             return;
         }
         let of = self.at(destination);
+        if timed_out && of.breaker.hung.convicts(sequence) {
+            self.fail(sequence, outcome, true);
+            return;
+        }
         of.undecided.push(Undecided { sequence, outcome: Some(outcome), at });
         of.breaker.in_a_row = of.breaker.in_a_row.saturating_add(1);
         of.breaker.failed.insert(key);
@@ -396,10 +466,31 @@ impl Lanes {
         let outage = of.breaker.is_outage() || (alone && !of.breaker.unreached.is_empty());
         if outage {
             self.open(destination, &last, now);
+        } else if alone && self.is_silent(destination) {
+            let of = self.at(destination);
+            for undecided in of.undecided.iter().filter(|undecided| undecided.is_timeout()) {
+                of.breaker.hung.remember(undecided.sequence, undecided.at);
+            }
+            self.open(destination, &last, now);
         } else if alone {
             let guilty = std::mem::take(&mut self.at(destination).undecided);
             self.convict(guilty, now);
         }
+    }
+
+    /// No answer came in time, and nobody else can say whether the destination is there. One key that
+    /// timed out while others, handed over after it, were taken says so itself.
+    fn is_silent(&self, destination: u16) -> bool {
+        let of = &self.destinations[usize::from(destination)];
+        let entry = |undecided: &Undecided| self.known.get(&undecided.sequence);
+        let failed = || of.undecided.iter().filter(|undecided| undecided.outcome.is_some());
+        let keys: BTreeSet<i64> =
+            failed().filter_map(|u| Some(entry(u)?.identity(u.sequence))).collect();
+        failed().filter(|undecided| undecided.is_timeout()).any(|undecided| {
+            let passed =
+                entry(undecided).is_some_and(|entry| of.breaker.hung.was_passed(entry.started));
+            keys.len() > 1 || !passed
+        })
     }
 
     /// These failed by themselves.
@@ -418,6 +509,7 @@ impl Lanes {
             Outcome::Retry { error, after } | Outcome::Unavailable { error, after } => {
                 (error.clone(), *after)
             }
+            Outcome::TimedOut { error } => (error.clone(), None),
             Outcome::Delivered | Outcome::Dead { .. } => (String::new(), None),
         };
         let of = self.at(destination);
@@ -427,7 +519,9 @@ impl Lanes {
         let first = breaker.position == Position::Closed;
         if first {
             breaker.failures = 0;
-            breaker.probed = None;
+            breaker.probed.clear();
+            breaker.made_way = false;
+            breaker.opened_after = of.started;
             breaker.opened_at = Some(now);
         }
         let pause = breaker.pause().max(after.unwrap_or_default());

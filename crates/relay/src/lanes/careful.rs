@@ -1,8 +1,9 @@
 //! Suspects: events that may have killed the relay that had them.
 //!
-//! An attempt is recorded before each dispatch, few at a time, so that the next crash names the
-//! few. Those are then tried one by one: the innocent are delivered, and only the guilty one
-//! gathers attempts until it is dead.
+//! They are recorded before each dispatch, few at a time, so that the next crash names the few. Those
+//! are then tried one by one, each with an attempt that is counted before it goes: the innocent are
+//! delivered, and only the guilty one gathers attempts until it is dead. What was never alone when
+//! its relay died has no attempt for it.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -19,7 +20,7 @@ pub(super) struct Careful {
     maybe: VecDeque<Envelope>,
     /// Were in flight when a relay died.
     surely: VecDeque<Envelope>,
-    /// Their attempt is being recorded.
+    /// They are being recorded.
     recording: IntMap<i64, Envelope>,
     /// Recorded, ready to go.
     ready: VecDeque<Envelope>,
@@ -32,16 +33,17 @@ impl Careful {
         if surely { &mut self.surely } else { &mut self.maybe }.push_back(envelope);
     }
 
-    /// Starts the next group when the last one is done: gives the sequences to be recorded.
-    pub(super) fn next_group(&mut self) -> Vec<i64> {
+    /// Starts the next group when the last one is done: gives the sequences to be recorded, and whether
+    /// it is one alone that was in flight when a relay died.
+    pub(super) fn next_group(&mut self) -> (Vec<i64>, bool) {
         if !self.group.is_empty() {
-            return Vec::new();
+            return (Vec::new(), false);
         }
-        let group: Vec<Envelope> = match self.surely.pop_front() {
-            Some(one) => vec![one],
-            None => self.maybe.drain(..self.maybe.len().min(GROUP)).collect(),
+        let (group, alone): (Vec<Envelope>, bool) = match self.surely.pop_front() {
+            Some(one) => (vec![one], true),
+            None => (self.maybe.drain(..self.maybe.len().min(GROUP)).collect(), false),
         };
-        group
+        let sequences = group
             .into_iter()
             .map(|envelope| {
                 let sequence = envelope.sequence;
@@ -49,7 +51,8 @@ impl Careful {
                 self.recording.insert(sequence, envelope);
                 sequence
             })
-            .collect()
+            .collect();
+        (sequences, alone)
     }
 
     pub(super) fn recorded(&mut self, sequence: i64) {

@@ -34,12 +34,14 @@ pub type Routing = Box<dyn Fn(&Envelope) -> Result<Routed, String> + Send>;
 #[derive(Debug)]
 pub(super) struct Destination {
     pub(super) rules: DestinationRules,
-    pub(super) hot: VecDeque<Ready>,
-    pub(super) cold: VecDeque<Ready>,
+    /// What can go, by [`Queue`].
+    ready: [VecDeque<Ready>; 3],
+    /// How many events wait, by [`Queue`]: those behind the head of their lane, too.
+    waiting: [usize; 3],
     /// Turns of 2 hot and 1 cold.
     turn: u8,
-    pub(super) waiting_hot: usize,
-    pub(super) waiting_cold: usize,
+    /// How many others went since the last replay.
+    since_replay: u8,
     pub(super) in_flight: usize,
     /// How many events were handed to it so far: numbers the dispatches.
     pub(super) started: u64,
@@ -51,6 +53,24 @@ pub(super) struct Destination {
     /// The first event that was passed over since the driver last asked.
     pub(super) skipped: Option<i64>,
 }
+
+/// In which line of its destination an event waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// It came over the hot path.
+    Hot,
+    /// A read brought it.
+    Cold,
+    /// An operator sends it again: it lets the others go first.
+    Replay,
+}
+
+impl Queue {
+    pub(super) const ALL: [Self; 3] = [Self::Hot, Self::Cold, Self::Replay];
+}
+
+/// While others are ready, a replay goes after so many of them.
+const REPLAYS_AFTER: u8 = 7;
 
 /// What polls can bring to destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,11 +103,10 @@ impl Destination {
     pub(super) fn new(rules: DestinationRules) -> Self {
         Self {
             rules,
-            hot: VecDeque::new(),
-            cold: VecDeque::new(),
+            ready: Default::default(),
+            waiting: [0; 3],
             turn: 0,
-            waiting_hot: 0,
-            waiting_cold: 0,
+            since_replay: 0,
             in_flight: 0,
             started: 0,
             breaker: Breaker::default(),
@@ -98,26 +117,56 @@ impl Destination {
     }
 
     pub(super) fn has_ready(&self) -> bool {
-        !self.hot.is_empty() || !self.cold.is_empty()
+        self.ready.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Two from the hot queue, then one from the cold, so that neither starves.
-    pub(super) fn next_ready(&mut self) -> Option<(bool, Ready)> {
+    /// Two from the hot queue, then one from the cold, so that neither starves. Replays go when nothing
+    /// else is ready, and now and then before.
+    pub(super) fn next_ready(&mut self) -> Option<(Queue, Ready)> {
+        if self.since_replay >= REPLAYS_AFTER
+            && let Some(replay) = self.next_of(Queue::Replay)
+        {
+            return Some(replay);
+        }
         let prefer_hot = self.turn < 2;
         self.turn = (self.turn + 1) % 3;
-        let order = if prefer_hot { [true, false] } else { [false, true] };
-        order.into_iter().find_map(|hot| {
-            if hot { &mut self.hot } else { &mut self.cold }.pop_front().map(|ready| (hot, ready))
-        })
+        let order = if prefer_hot { [Queue::Hot, Queue::Cold] } else { [Queue::Cold, Queue::Hot] };
+        let live = order.into_iter().find_map(|queue| self.next_of(queue));
+        live.or_else(|| self.next_of(Queue::Replay))
     }
 
-    pub(super) fn queue(&mut self, hot: bool) -> &mut VecDeque<Ready> {
-        if hot { &mut self.hot } else { &mut self.cold }
+    fn next_of(&mut self, queue: Queue) -> Option<(Queue, Ready)> {
+        let ready = self.queue(queue).pop_front()?;
+        self.since_replay = match queue {
+            Queue::Replay => 0,
+            Queue::Hot | Queue::Cold => self.since_replay.saturating_add(1),
+        };
+        Some((queue, ready))
     }
 
-    pub(super) fn count_waiting(&mut self, hot: bool, by: isize) {
-        let count = if hot { &mut self.waiting_hot } else { &mut self.waiting_cold };
+    pub(super) fn queue(&mut self, queue: Queue) -> &mut VecDeque<Ready> {
+        &mut self.ready[queue as usize]
+    }
+
+    /// How many events wait in this line.
+    pub(super) fn waiting(&self, queue: Queue) -> usize {
+        self.waiting[queue as usize]
+    }
+
+    /// How many events wait.
+    pub(super) fn all_waiting(&self) -> usize {
+        self.waiting.iter().sum()
+    }
+
+    pub(super) fn count_waiting(&mut self, queue: Queue, by: isize) {
+        let count = &mut self.waiting[queue as usize];
         *count = count.saturating_add_signed(by);
+    }
+
+    /// Nothing waits any more.
+    pub(super) fn clear(&mut self) {
+        self.ready.iter_mut().for_each(VecDeque::clear);
+        self.waiting = [0; 3];
     }
 
     /// This event is passed over.
@@ -172,7 +221,7 @@ impl Lanes {
         if !destination.breaker.is_closed() {
             return 0;
         }
-        limit.saturating_sub(destination.waiting_cold)
+        limit.saturating_sub(destination.waiting(Queue::Cold))
     }
 
     /// Whether any destination takes what a poll reads. When none does, reading on is for nothing.
@@ -204,7 +253,9 @@ impl Lanes {
             let several = self.rules.destinations.len() > 1;
             return match origin {
                 Origin::Cold | Origin::Hot if of.behind => passed_over,
-                Origin::Cold if several && of.waiting_cold >= self.rules.cold_queue => passed_over,
+                Origin::Cold if several && of.waiting(Queue::Cold) >= self.rules.cold_queue => {
+                    passed_over
+                }
                 _ => Gate::Admit,
             };
         }
@@ -232,10 +283,7 @@ impl Lanes {
             .collect();
         waiting.sort_unstable();
         self.careful.forget(|sequence| waiting.binary_search(&sequence).is_err());
-        let of = self.at(destination);
-        of.hot.clear();
-        of.cold.clear();
-        (of.waiting_hot, of.waiting_cold) = (0, 0);
+        self.at(destination).clear();
         for lane in self.lanes.iter_mut().filter(|(id, _)| id.destination == destination) {
             lane.1.queue.clear();
             lane.1.scheduled = false;

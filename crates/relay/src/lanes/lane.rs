@@ -26,6 +26,15 @@ pub(super) enum Block {
     Releasing,
 }
 
+/// A read of held followers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// It waits for its turn.
+    Wanted,
+    /// It is under way, with this number.
+    Began(u64),
+}
+
 /// The events of one (destination, ordering key), or of all under `global`.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -41,8 +50,8 @@ pub(super) struct Lane {
     pub(super) held: bool,
     /// Holds that are being written.
     pub(super) holds: u32,
-    /// The read that brings its held followers back.
-    pub(super) reading: Option<u64>,
+    /// The read that brings its held followers back, if one is wanted.
+    pub(super) reading: Option<Reading>,
     /// There is more to release than the last read can have seen.
     pub(super) again: bool,
     /// Reads with this number or a later one see in the table what blocks it; `None` until that is

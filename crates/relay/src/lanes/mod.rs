@@ -30,9 +30,10 @@
 //! - A dead event holds its lane until the write of its death is confirmed.
 //! - One event is handed out once: its entry leaves the set only after every read that began
 //!   before its settle was confirmed has been merged, or such a read would bring it back.
-//! - After an unclean takeover an event that the dead relay may have had in flight is *suspect*: an
-//!   attempt is recorded before it is dispatched, few at a time, and one at a time when it was
-//!   recorded before. An event that kills its process so ends dead and takes no other with it.
+//! - After an unclean takeover an event that the dead relay may have had in flight is *suspect*: that
+//!   is recorded before it is dispatched, few at a time. One that was recorded when its relay died
+//!   goes alone, and an attempt is counted before it goes. An event that kills its process so ends
+//!   dead and takes no other with it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -45,13 +46,19 @@ use posthaste_core::{
     store::{RowLease, Settlement, Verdict},
 };
 
-use crate::{OnDead, Stats, hash::IntMap};
+use crate::{
+    OnDead, Stats,
+    budget::{Budget, Charge},
+    hash::IntMap,
+};
 
 mod lane;
 
 mod destination;
 
 mod breaker;
+
+mod hung;
 
 mod aside;
 
@@ -80,7 +87,7 @@ pub use self::{
 };
 use self::{
     careful::Careful,
-    destination::Destination,
+    destination::{Destination, Queue},
     lane::{Block, Lane, Pending},
     leaving::Leaving,
 };
@@ -149,6 +156,8 @@ pub struct Rules {
     pub route: Option<Routing>,
     /// Most events that wait for one of several destinations; what is more, its own cursor brings.
     pub cold_queue: usize,
+    /// The bytes of all events in memory.
+    pub budget: Budget,
 }
 
 /// A lane whose held followers are to be read.
@@ -182,10 +191,11 @@ struct Entry {
     attempts: u32,
     /// The number of its dispatch.
     started: u64,
-    /// The attempt under way is counted in `attempts` already.
-    recorded: bool,
+    /// What the table knows of the dispatch under way.
+    recorded: Recorded,
     replay: bool,
-    hot: bool,
+    /// Where it waits for its turn.
+    queue: Queue,
     /// The database finds it again by itself (`not_before` is set): no mark must stop at it.
     marked: bool,
     /// It is still marked held in the database.
@@ -193,7 +203,20 @@ struct Entry {
     /// It blocked its lane when it was read: it failed, or may have killed a relay.
     blocks: bool,
     lease: Option<Arc<RowLease>>,
+    /// What its content takes of the budget; none once that has left the memory.
+    charge: Option<Charge>,
     state: State,
+}
+
+/// What is written of a dispatch before it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Recorded {
+    #[default]
+    Nothing,
+    /// The event goes together with others that may kill the relay: all of them are named.
+    Suspect,
+    /// It goes alone, and the attempt is counted in `attempts` already.
+    Attempt,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,7 +248,7 @@ enum Then {
     AdvanceLane,
     /// It is held now.
     Hold,
-    /// The attempt is recorded: it may be dispatched.
+    /// It is on record: it may be dispatched.
     Dispatch,
 }
 
@@ -251,7 +274,7 @@ pub struct Lanes {
     careful: Careful,
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
-    releases: Vec<Release>,
+    releases: VecDeque<LaneId>,
     /// What blocked a lane may be gone from the table.
     freed: bool,
     /// Keys of which nothing is handed over, each since when.
@@ -264,6 +287,13 @@ pub struct Lanes {
 enum Ready {
     Lane(LaneId),
     Single(Box<Pending>),
+}
+
+impl Recorded {
+    /// How many of the entry's `attempts` are the one under way.
+    fn attempts(self) -> u32 {
+        u32::from(self == Self::Attempt)
+    }
 }
 
 impl State {
@@ -296,7 +326,7 @@ impl Lanes {
             careful: Careful::default(),
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
-            releases: Vec::new(),
+            releases: VecDeque::new(),
             freed: false,
             paused_keys: BTreeMap::new(),
             stats: Stats::default(),
@@ -314,6 +344,11 @@ impl Lanes {
             .fold(cursor, i64::min)
     }
 
+    /// The bytes of all events in memory.
+    pub fn budget(&self) -> &Budget {
+        &self.rules.budget
+    }
+
     /// Events handed to transports and not answered yet.
     pub fn in_flight(&self) -> usize {
         self.in_flight
@@ -328,7 +363,7 @@ impl Lanes {
     pub fn is_idle(&self) -> bool {
         let stands = self.stands_behind_a_blocker();
         self.in_flight == 0
-            && (stands || self.destinations.iter().all(|d| d.waiting_hot + d.waiting_cold == 0))
+            && (stands || self.destinations.iter().all(|d| d.all_waiting() == 0))
             && self.settlements.is_empty()
             && self.careful.is_empty()
             && self.releases.is_empty()
@@ -374,14 +409,13 @@ impl Lanes {
         for sequence in waiting {
             if let Some(entry) = self.known.get_mut(&sequence) {
                 entry.state = State::Settling(Then::Leave);
+                entry.charge = None;
                 let unsettled = unsettled(sequence, entry, Verdict::Unclaimed);
                 self.settlements.push_back(unsettled);
             }
         }
         for destination in &mut self.destinations {
-            destination.hot.clear();
-            destination.cold.clear();
-            (destination.waiting_hot, destination.waiting_cold) = (0, 0);
+            destination.clear();
         }
         self.careful = Careful::default();
     }

@@ -1,11 +1,12 @@
-//! What to dispatch next: two from the hot queue, one from the cold, suspects few at a time.
+//! What to dispatch next: two from the hot queue, one from the cold, replays when there is nothing
+//! else, suspects few at a time.
 
 use posthaste_core::{
     Envelope,
     store::{Verdict, Wait},
 };
 
-use super::{Entry, LaneId, Lanes, Ready, State, Then, lane::Pending, unsettled};
+use super::{Entry, LaneId, Lanes, Queue, Ready, Recorded, State, Then, lane::Pending, unsettled};
 
 impl Lanes {
     /// Up to `max` events to hand to this destination now, none behind `reserved`. Says when only
@@ -22,7 +23,7 @@ impl Lanes {
         if global && of.breaker.paused.is_some() {
             return (Vec::new(), false);
         }
-        let waiting = of.waiting_hot + of.waiting_cold;
+        let waiting = of.all_waiting();
         // Nothing is held under `global`: what failed behind another one would have no place to wait.
         let together = of.rules.together && !global;
         let mut batch = Vec::with_capacity(max.min(waiting));
@@ -32,7 +33,7 @@ impl Lanes {
                 batch.push(envelope);
                 continue;
             }
-            let Some((hot, ready)) = self.at(destination).next_ready() else {
+            let Some((queue, ready)) = self.at(destination).next_ready() else {
                 break;
             };
             let (lane, pending) = match ready {
@@ -41,11 +42,11 @@ impl Lanes {
             };
             let Some(pending) = pending else { continue };
             if global && lane.is_some() && self.is_paused_event(pending.sequence) {
-                self.push_front(destination, hot, lane, pending);
+                self.push_front(destination, queue, lane, pending);
                 break;
             }
             if pending.sequence > reserved {
-                self.push_front(destination, hot, lane, pending);
+                self.push_front(destination, queue, lane, pending);
                 self.start_careful();
                 return (batch, true);
             }
@@ -70,7 +71,7 @@ impl Lanes {
         (batch, false)
     }
 
-    /// A suspect of this destination whose attempt is recorded.
+    /// A suspect of this destination that is on record.
     fn next_careful(&mut self, destination: u16) -> Option<Envelope> {
         let (known, of) = (&self.known, &self.destinations[usize::from(destination)]);
         let paused = &self.paused_keys;
@@ -111,7 +112,7 @@ impl Lanes {
     /// stood in line since an earlier event of it that came another way.
     pub(super) fn leave_queue(&mut self, sequence: i64) {
         if let Some(entry) = self.known.get(&sequence) {
-            self.destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
+            self.destinations[usize::from(entry.destination)].count_waiting(entry.queue, -1);
         }
     }
 
@@ -128,7 +129,13 @@ impl Lanes {
         Some(pending)
     }
 
-    fn push_front(&mut self, destination: u16, hot: bool, lane: Option<LaneId>, pending: Pending) {
+    fn push_front(
+        &mut self,
+        destination: u16,
+        queue: Queue,
+        lane: Option<LaneId>,
+        pending: Pending,
+    ) {
         let ready = match lane {
             None => Ready::Single(Box::new(pending)),
             Some(id) => {
@@ -140,7 +147,7 @@ impl Lanes {
                 Ready::Lane(id)
             }
         };
-        self.at(destination).queue(hot).push_front(ready);
+        self.at(destination).queue(queue).push_front(ready);
     }
 
     /// The event's turn has come: into the batch, or dead, or first to be recorded.
@@ -151,19 +158,21 @@ impl Lanes {
         };
         // It has left its queue and is under way in its lane.
         entry.state = State::Undecided;
-        let deaths = entry.attempts - u32::from(entry.recorded);
+        let deaths = entry.attempts - entry.recorded.attempts();
         let in_doubt = self
             .shards
             .get(&entry.shard)
             .and_then(|shard| shard.suspect_to)
             .is_some_and(|to| sequence <= to);
-        // A replay stays one when its attempt is recorded, and only its attempts tell.
+        // A replay stays one when it is recorded, and only its attempts tell: the first of them may
+        // be that it was in a group.
+        let most = self.rules.max_attempts.saturating_add(u32::from(entry.replay));
         let was_suspect =
             pending.wait == Some(Wait::Suspect) || (in_doubt && entry.replay && entry.attempts > 0);
         let may_kill = was_suspect || in_doubt;
         match pending.content {
             Err(reason) => self.die(sequence, reason),
-            Ok(_) if was_suspect && deaths >= self.rules.max_attempts => {
+            Ok(_) if was_suspect && deaths >= most => {
                 if let Some(entry) = self.known.get_mut(&sequence) {
                     entry.attempts = deaths;
                 }
@@ -172,7 +181,7 @@ impl Lanes {
                     format!("the relay died {deaths} times while dispatching it"),
                 );
             }
-            Ok(envelope) if may_kill && !entry.recorded => {
+            Ok(envelope) if may_kill && entry.recorded == Recorded::Nothing => {
                 if let Some(entry) = self.known.get_mut(&sequence) {
                     entry.state = State::Suspect;
                 }
@@ -197,14 +206,16 @@ impl Lanes {
         entry.started = of.started;
     }
 
-    /// Records attempts for the next few suspects, when the last few are done.
+    /// Records the next few suspects, when the last few are done.
     fn start_careful(&mut self) {
-        for sequence in self.careful.next_group() {
+        let (group, alone) = self.careful.next_group();
+        for sequence in group {
             let Some(entry) = self.known.get_mut(&sequence) else {
                 continue;
             };
-            entry.attempts += 1;
-            entry.recorded = true;
+            entry.recorded =
+                if alone || entry.replay { Recorded::Attempt } else { Recorded::Suspect };
+            entry.attempts += entry.recorded.attempts();
             entry.state = State::Settling(Then::Dispatch);
             let verdict = Verdict::Suspect {
                 destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),

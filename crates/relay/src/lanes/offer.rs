@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use posthaste_core::store::{Fetched, RowLease, Verdict, Wait};
 
 use super::{
-    Entry, LaneId, Lanes, Offered, Origin, Ready, Routed, State, Then, Unsettled,
-    destination::Gate,
+    Entry, LaneId, Lanes, Offered, Origin, Queue, Ready, Recorded, Routed, State, Then, Unsettled,
+    destination::{Destination, Gate},
     lane::{Block, Lane, Pending},
     unsettled,
 };
@@ -14,23 +14,35 @@ use super::{
 impl Lanes {
     /// Room for events from the hot path, given a limit.
     pub fn hot_room(&self, limit: usize) -> usize {
-        limit.saturating_sub(self.destinations.iter().map(|d| d.waiting_hot).sum())
+        limit.saturating_sub(self.destinations.iter().map(|d| d.waiting(Queue::Hot)).sum())
     }
 
     /// Room for events from polls, given a limit for each destination: that of the one with the most.
     pub fn cold_room(&self, limit: usize) -> usize {
+        self.room(limit, |of| of.waiting(Queue::Cold))
+    }
+
+    /// Room for events whose time has come. Replays take room here, and none of what polls read.
+    pub fn due_room(&self, limit: usize) -> usize {
+        self.room(limit, |of| of.waiting(Queue::Cold) + of.waiting(Queue::Replay))
+    }
+
+    fn room(&self, limit: usize, waiting: impl Fn(&Destination) -> usize) -> usize {
         if self.rules.global {
             // They wait for each other in one lane, also those that go nowhere.
-            return limit.saturating_sub(self.destinations.iter().map(|d| d.waiting_cold).sum());
+            return limit.saturating_sub(self.destinations.iter().map(waiting).sum());
         }
         let of = &self.destinations[..self.rules.destinations.len()];
-        of.iter().map(|d| limit.saturating_sub(d.waiting_cold)).max().unwrap_or(0)
+        of.iter().map(|of| limit.saturating_sub(waiting(of))).max().unwrap_or(0)
     }
 
     /// How many events wait for their turn: from the hot path, and from polls.
     pub fn waiting(&self) -> (usize, usize) {
         let all = self.destinations.iter();
-        all.fold((0, 0), |(hot, cold), of| (hot + of.waiting_hot, cold + of.waiting_cold))
+        all.fold((0, 0), |(hot, cold), of| {
+            let of_hot = of.waiting(Queue::Hot);
+            (hot + of_hot, cold + of.all_waiting() - of_hot)
+        })
     }
 
     /// Whether this event is in hand and not yet settled.
@@ -61,7 +73,22 @@ impl Lanes {
         }
         let destination = self.route(&mut row);
         let lane_id = self.lane_of(&row, destination);
-        let gate = self.pause_gate(self.gate(destination, origin), row.key, lane_id);
+        let identity = row.key.map_or(row.sequence, |key| key.0);
+        let mut gate = self.pause_gate(self.gate(destination, origin), row.key, lane_id);
+        let replays = self.at(destination).waiting(Queue::Replay);
+        if row.wait == Some(Wait::Replay)
+            && !self.rules.unordered
+            && replays >= self.rules.cold_queue
+        {
+            // It stays due, and is read again when there is room.
+            return Offered::Ignored;
+        }
+        if gate == Gate::Probe
+            && origin == Origin::Due
+            && self.at(destination).breaker.makes_way(identity)
+        {
+            gate = Gate::Postpone;
+        }
         match gate {
             // It could not go before what is under way in its lane, and that cannot go at all.
             Gate::Probe if self.is_busy(lane_id) => {
@@ -78,10 +105,9 @@ impl Lanes {
             Gate::Leave => return Offered::Ignored,
         }
         let sequence = row.sequence;
-        let identity = row.key.map_or(sequence, |key| key.0);
         let offered = self.take_in(row, destination, lane_id, origin, lease, gate, now);
         if gate == Gate::Probe && offered == Offered::Accepted {
-            self.probe_with(destination, sequence, identity);
+            self.probe_with(destination, sequence, identity, now);
         }
         offered
     }
@@ -97,7 +123,7 @@ impl Lanes {
         gate: Gate,
         now: Instant,
     ) -> Offered {
-        let Fetched { sequence, shard, key, attempts, wait, content } = row;
+        let Fetched { sequence, shard, key, attempts, wait, bytes, content } = row;
         let entry = Entry {
             shard,
             destination,
@@ -106,13 +132,22 @@ impl Lanes {
             attempts,
             started: 0,
             // Under row leases an expired claim was counted when it was taken.
-            recorded: self.rules.unordered && wait == Some(Wait::Suspect),
+            recorded: if self.rules.unordered && wait == Some(Wait::Suspect) {
+                Recorded::Attempt
+            } else {
+                Recorded::Nothing
+            },
             replay: wait == Some(Wait::Replay),
-            hot: origin == Origin::Hot,
+            queue: match origin {
+                _ if wait == Some(Wait::Replay) => Queue::Replay,
+                Origin::Hot => Queue::Hot,
+                _ => Queue::Cold,
+            },
             marked: wait.is_some() || matches!(origin, Origin::Due | Origin::Held),
             held: origin == Origin::Held,
             blocks: matches!(wait, Some(Wait::Retry | Wait::Suspect)),
             lease: lease.cloned(),
+            charge: Some(self.rules.budget.charge(bytes)),
             state: State::Waiting,
         };
         let pending = Pending { sequence, content, wait };
@@ -126,11 +161,11 @@ impl Lanes {
             (Gate::Hold, Some(id)) => self.hold_paused(sequence, entry, id, origin, wait),
             (_, Some(id)) => self.enter_lane(entry, pending, id, origin),
             (_, None) => {
-                let hot = entry.hot;
+                let queue = entry.queue;
                 self.known.insert(sequence, entry);
                 let of = self.at(destination);
-                of.count_waiting(hot, 1);
-                of.queue(hot).push_back(Ready::Single(Box::new(pending)));
+                of.count_waiting(queue, 1);
+                of.queue(queue).push_back(Ready::Single(Box::new(pending)));
                 Offered::Accepted
             }
         }
@@ -159,7 +194,7 @@ impl Lanes {
         origin: Origin,
     ) -> Offered {
         let global = self.rules.global;
-        let (sequence, destination, hot) = (pending.sequence, entry.destination, entry.hot);
+        let (sequence, destination, queue) = (pending.sequence, entry.destination, entry.queue);
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         let blocker_is_due = origin == Origin::Due && entry.blocks;
         // An operator removed what blocked the lane, and set its first follower free.
@@ -191,7 +226,7 @@ impl Lanes {
             Block::Waiting | Block::Parked if global => {
                 lane.insert(pending);
                 self.known.insert(sequence, entry);
-                self.at(destination).count_waiting(hot, 1);
+                self.at(destination).count_waiting(queue, 1);
                 return Offered::Accepted;
             }
             Block::Releasing if origin == Origin::Held => lane.queue.push_back(pending),
@@ -202,7 +237,7 @@ impl Lanes {
             }
         }
         self.known.insert(sequence, entry);
-        self.at(destination).count_waiting(hot, 1);
+        self.at(destination).count_waiting(queue, 1);
         self.schedule(id);
         Offered::Accepted
     }
@@ -214,6 +249,7 @@ impl Lanes {
         lane.holds += 1;
         lane.again = true;
         entry.state = State::Settling(Then::Hold);
+        entry.charge = None;
         let settlement = self.hold(sequence, &entry, id);
         self.known.insert(sequence, entry);
         self.settlements.push_back(settlement);
@@ -268,8 +304,8 @@ impl Lanes {
             return;
         };
         lane.scheduled = true;
-        let (destination, hot) = (entry.destination, entry.hot);
-        self.at(destination).queue(hot).push_back(Ready::Lane(id));
+        let (destination, queue) = (entry.destination, entry.queue);
+        self.at(destination).queue(queue).push_back(Ready::Lane(id));
     }
 
     pub(super) fn hold(&self, sequence: i64, entry: &Entry, id: LaneId) -> Unsettled {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use posthaste_core::{store::Verdict, transport::Outcome};
+use posthaste_core::{backoff::LONGEST_WAIT, store::Verdict, transport::Outcome};
 
 use super::{
     LaneId, Lanes, State, Then, UNAVAILABLE_WAIT,
@@ -24,7 +24,7 @@ impl Lanes {
             let lane = self.known.get(&sequence).and_then(|entry| entry.lane);
             let delivered = outcome == Outcome::Delivered;
             let follows_failed = lane.is_some_and(|lane| failed.contains(&lane));
-            self.outcome(sequence, outcome, follows_failed, now);
+            self.outcome(sequence, within_a_year(outcome), follows_failed, now);
             if !delivered {
                 failed.extend(lane);
             }
@@ -50,6 +50,7 @@ impl Lanes {
             _ => return,
         }
         self.in_flight -= 1;
+        entry.charge = None;
         let of = &mut self.destinations[usize::from(destination)];
         of.in_flight -= 1;
         self.careful.done(sequence);
@@ -68,11 +69,15 @@ impl Lanes {
             }
             _ if self.rules.global => self.fail(sequence, outcome, false),
             outcome if follows_failed => self.failed(sequence, outcome, true, now),
+            // Not tried (`Outcome::held`): it says nothing of its destination.
+            Outcome::Retry { after: Some(Duration::ZERO), .. } => {
+                self.fail(sequence, outcome, true);
+            }
             Outcome::Dead { .. } | Outcome::Retry { after: Some(_), .. } => {
                 self.fail(sequence, outcome, true);
                 self.answered(destination, sequence, started, now);
             }
-            Outcome::Retry { .. } | Outcome::Unavailable { .. } => {
+            Outcome::Retry { .. } | Outcome::TimedOut { .. } | Outcome::Unavailable { .. } => {
                 self.failed(sequence, outcome, false, now);
             }
         }
@@ -89,15 +94,17 @@ impl Lanes {
             Outcome::Dead { error } => self.die(sequence, error),
             Outcome::Retry { error, after: Some(after) }
             | Outcome::Unavailable { error, after: Some(after) } => {
-                entry.attempts -= u32::from(entry.recorded);
+                entry.attempts -= entry.recorded.attempts();
                 self.retry(sequence, after, error);
             }
             Outcome::Unavailable { error, after: None } if !others_succeed => {
-                entry.attempts -= u32::from(entry.recorded);
+                entry.attempts -= entry.recorded.attempts();
                 self.retry(sequence, UNAVAILABLE_WAIT, error);
             }
-            Outcome::Retry { error, after: None } | Outcome::Unavailable { error, after: None } => {
-                let failures = entry.attempts + u32::from(!entry.recorded);
+            Outcome::Retry { error, after: None }
+            | Outcome::TimedOut { error }
+            | Outcome::Unavailable { error, after: None } => {
+                let failures = entry.attempts + 1 - entry.recorded.attempts();
                 entry.attempts = failures;
                 if failures >= self.rules.max_attempts {
                     self.die_counted(sequence, error);
@@ -121,6 +128,7 @@ impl Lanes {
             return;
         };
         entry.state = State::Settling(Then::BlockLane);
+        entry.charge = None;
         let (lane, shard) = (entry.lane, entry.shard);
         let verdict = Verdict::Retry {
             after,
@@ -139,7 +147,7 @@ impl Lanes {
 
     pub(super) fn die(&mut self, sequence: i64, error: String) {
         if let Some(entry) = self.known.get_mut(&sequence) {
-            entry.attempts += u32::from(!entry.recorded);
+            entry.attempts += 1 - entry.recorded.attempts();
         }
         self.die_counted(sequence, error);
     }
@@ -157,6 +165,7 @@ impl Lanes {
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
         };
+        entry.charge = None;
         // A lane passes a dead event only after the fenced write of that death succeeded.
         entry.state = State::Settling(match lane {
             Some(_) if parks => Then::BlockLane,
@@ -213,6 +222,7 @@ impl Lanes {
         }
         lane.holds += 1;
         entry.state = State::Settling(Then::Hold);
+        entry.charge = None;
         let verdict = Verdict::Held {
             destination: self.destinations[usize::from(id.destination)].rules.name.clone(),
             key: id.key,
@@ -265,5 +275,15 @@ impl Lanes {
             }
             _ => lane.block = Block::Releasing,
         }
+    }
+}
+
+/// Its time, which a destination or a handler has named, can be added to a clock.
+fn within_a_year(outcome: Outcome) -> Outcome {
+    let cut = |after: Option<Duration>| after.map(|after| after.min(LONGEST_WAIT));
+    match outcome {
+        Outcome::Retry { error, after } => Outcome::Retry { error, after: cut(after) },
+        Outcome::Unavailable { error, after } => Outcome::Unavailable { error, after: cut(after) },
+        other => other,
     }
 }

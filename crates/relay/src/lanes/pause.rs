@@ -19,8 +19,8 @@ use std::{
 use posthaste_core::{Key, store::Wait};
 
 use super::{
-    Entry, LaneId, Lanes, Offered, Origin, Ready, State,
-    destination::Gate,
+    Entry, LaneId, Lanes, Offered, Origin, Ready, Recorded, State,
+    destination::{Gate, Queue},
     lane::{Block, Lane},
 };
 
@@ -183,11 +183,11 @@ impl Lanes {
         }
     }
 
-    /// A suspect that has not been handed over yet. Once its attempt is recorded, that must be taken
-    /// back, and a hold does not write attempts.
+    /// A suspect that has not been handed over yet. Once it is recorded, that must be taken back, and a
+    /// hold does not write attempts.
     fn pause_suspect(&mut self, sequence: i64, now: Instant) {
         let Some(entry) = self.known.get(&sequence) else { return };
-        let Some(id) = entry.lane.filter(|_| !entry.recorded) else {
+        let Some(id) = entry.lane.filter(|_| entry.recorded == Recorded::Nothing) else {
             self.put_back(sequence, now);
             return;
         };
@@ -207,15 +207,15 @@ impl Lanes {
             return;
         }
         for of in &mut self.destinations {
-            for hot in [true, false] {
-                let queue = of.queue(hot);
+            for line in Queue::ALL {
+                let queue = of.queue(line);
                 let before = queue.len();
                 queue.retain(|ready| match ready {
                     Ready::Single(pending) => singles.binary_search(&pending.sequence).is_err(),
                     Ready::Lane(_) => true,
                 });
                 let gone = before - queue.len();
-                of.count_waiting(hot, -(gone as isize));
+                of.count_waiting(line, -(gone as isize));
             }
         }
         for sequence in singles {

@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use posthaste_core::store::Fetched;
 
-use super::{LaneId, Lanes, Origin, RELEASE_LIMIT, Release, State, Then, Unsettled};
+use super::{
+    LaneId, Lanes, Origin, Release, State, Then, Unsettled,
+    lane::{Lane, Reading},
+};
 
 impl Lanes {
     /// How many outcomes wait to be written.
@@ -62,6 +65,7 @@ impl Lanes {
         match (self.leaving.stamp(), self.known.get_mut(&sequence)) {
             (Some(stamp), Some(entry)) => {
                 entry.state = State::Leaving { stamp, held };
+                entry.charge = None;
                 self.leaving.push(stamp, sequence);
             }
             _ => {
@@ -117,25 +121,35 @@ impl Lanes {
             lane.again = true;
             return;
         }
-        let read = self.leaving.read_began();
-        lane.reading = Some(read);
-        lane.again = false;
-        let destination = self.name_of(id.destination);
-        self.releases.push(Release { lane: id, destination, read });
+        lane.reading = Some(Reading::Wanted);
+        self.releases.push_back(id);
     }
 
-    /// Lanes whose held followers are to be read; each is due back in [`released`](Self::released).
-    pub fn next_releases(&mut self) -> Vec<Release> {
-        let (awaited, gone): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.releases).into_iter().partition(|one| self.awaits(one));
-        for Release { read, .. } in gone {
-            self.read_merged(read);
+    /// A lane whose held followers are to be read; it is due back in [`released`](Self::released).
+    pub fn next_release(&mut self) -> Option<Release> {
+        while let Some(id) = self.releases.pop_front() {
+            // Its shard may have been lost meanwhile, and may have come back.
+            let wanted = |lane: &&mut Lane| lane.reading == Some(Reading::Wanted);
+            let Some(lane) = self.lanes.get_mut(&id).filter(wanted) else {
+                continue;
+            };
+            let read = self.leaving.read_began();
+            lane.reading = Some(Reading::Began(read));
+            lane.again = false;
+            return Some(Release { lane: id, destination: self.name_of(id.destination), read });
         }
-        awaited
+        None
+    }
+
+    /// All of them.
+    #[cfg(test)]
+    pub fn next_releases(&mut self) -> Vec<Release> {
+        std::iter::from_fn(|| self.next_release()).collect()
     }
 
     fn awaits(&self, release: &Release) -> bool {
-        self.lanes.get(&release.lane).is_some_and(|lane| lane.reading == Some(release.read))
+        let lane = self.lanes.get(&release.lane);
+        lane.is_some_and(|lane| lane.reading == Some(Reading::Began(release.read)))
     }
 
     /// The lane's held followers, in order; `None` when they could not be read.
@@ -156,7 +170,7 @@ impl Lanes {
             self.request_release(id);
             return;
         };
-        let (full, empty) = (rows.len() >= RELEASE_LIMIT, rows.is_empty());
+        let empty = rows.is_empty();
         for row in rows {
             self.offer(row, Origin::Held, None, now);
         }
@@ -173,8 +187,9 @@ impl Lanes {
             self.lanes.remove(&id);
             return;
         }
-        // They stay held until the destination takes events again, and the key is not paused.
-        lane.again |= full || !closed;
+        // They stay held until the destination takes events again, and the key is not paused. A page ends
+        // by its rows or its bytes: only an empty one says that there are no more.
+        lane.again |= !empty || !closed;
         if closed && lane.stands_released() {
             self.lane_done(id);
         }

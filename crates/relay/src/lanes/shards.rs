@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use posthaste_core::store::Blocked;
+use posthaste_core::store::{Blocked, LaneKey};
 
 use super::{
-    LaneId, Lanes, Ready, Shard, State,
+    LaneId, Lanes, Queue, Ready, Shard, State,
     lane::{Block, Lane},
 };
 
@@ -64,7 +64,7 @@ impl Lanes {
             }
             match entry.state {
                 State::Waiting => {
-                    destinations[usize::from(entry.destination)].count_waiting(entry.hot, -1);
+                    destinations[usize::from(entry.destination)].count_waiting(entry.queue, -1);
                 }
                 State::InFlight | State::Settling(_) => under_way.extend(entry.lane),
                 State::Suspect | State::Undecided | State::Leaving { .. } | State::Orphan => {}
@@ -73,8 +73,8 @@ impl Lanes {
         });
         let known = &self.known;
         for destination in &mut self.destinations {
-            for hot in [true, false] {
-                destination.queue(hot).retain(|item| match item {
+            for queue in Queue::ALL {
+                destination.queue(queue).retain(|item| match item {
                     Ready::Lane(_) => true,
                     Ready::Single(pending) => known.contains_key(&pending.sequence),
                 });
@@ -112,6 +112,10 @@ impl Lanes {
         let id = self.blocked_lane(blocked);
         // A read that is under way does not know this shard: its silence says nothing.
         let next = self.leaving.next_read();
+        if !self.rules.global && self.lanes.contains_key(&id) {
+            // It was learnt before, and may have moved on since.
+            return;
+        }
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
         lane.held = true;
         lane.written = Some(next);
@@ -138,6 +142,14 @@ impl Lanes {
     /// Blocked lanes, for those who must ask whether an operator has acted.
     pub fn blocked(&self) -> bool {
         self.lanes.values().any(Lane::is_blocked)
+    }
+
+    /// The lanes that an event in the table blocks, for those who ask whether it is still there.
+    pub fn blocked_lanes(&self) -> Vec<LaneKey> {
+        let blocked = self.lanes.iter().filter(|(_, lane)| lane.is_blocked() && !lane.busy());
+        blocked
+            .map(|(id, _)| LaneKey { key: id.key, destination: self.name_of(id.destination) })
+            .collect()
     }
 
     /// Something was found that an operator sets free together with a blocked lane: whether that is

@@ -36,6 +36,7 @@ fn rules(on_dead: OnDead, global: bool) -> Rules {
         destinations: one(),
         route: None,
         cold_queue: 1_000,
+        budget: Budget::new(64 << 20),
     }
 }
 
@@ -66,6 +67,7 @@ fn row(sequence: i64, key: u8) -> Fetched {
         key: Some(Key(i64::from(key))),
         attempts: 0,
         wait: None,
+        bytes: 2,
         content: Ok(Box::new(envelope(sequence, key))),
     }
 }
@@ -168,6 +170,9 @@ fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
         lanes.published(vec![(sequence, Outcome::Delivered)], now());
     }
     settle(&mut lanes);
+    // Only an empty page says that there are no more.
+    let last = lanes.next_releases().pop().unwrap();
+    lanes.released(&last, Some(Vec::new()), now());
     assert!(lanes.next_releases().is_empty());
     assert!(lanes.is_idle());
     assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Accepted);
@@ -287,6 +292,77 @@ fn a_suspect_is_recorded_before_it_is_dispatched_and_dies_alone() {
     assert!(matches!(settle(&mut lanes)[0], (7, Verdict::Dead { .. })));
 }
 
+/// A relay that has taken everything over from one that died, with a last attempt that is the first.
+fn after_a_crash(rows: impl IntoIterator<Item = Fetched>) -> Lanes {
+    let mut lanes = Lanes::new(Rules { max_attempts: 1, ..rules(OnDead::Skip, false) });
+    lanes.open_shard(0, Some(40));
+    for row in rows {
+        let origin = if row.wait.is_some() { Origin::Due } else { Origin::Cold };
+        lanes.offer(row, origin, None, now());
+    }
+    lanes
+}
+
+/// What is written of each before it is handed over: its number, attempts, and whether it is dead.
+fn recorded(lanes: &mut Lanes) -> Vec<(i64, u32, bool)> {
+    dispatch(lanes);
+    let written: Vec<_> = lanes.next_settlements(100).into_iter().map(|u| u.settlement).collect();
+    lanes.settled(written.iter().map(|one| one.sequence), now());
+    let is_dead = |verdict: &Verdict| matches!(verdict, Verdict::Dead { .. });
+    written.iter().map(|one| (one.sequence, one.attempts, is_dead(&one.verdict))).collect()
+}
+
+#[test]
+fn only_a_suspect_that_was_alone_when_its_relay_died_is_counted() {
+    let mut lanes = after_a_crash([row(1, 1), row(2, 2)]);
+    assert_eq!(
+        recorded(&mut lanes),
+        [(1, 0, false), (2, 0, false)],
+        "in a group: named, not counted"
+    );
+    assert_eq!(dispatch(&mut lanes), [1, 2]);
+
+    let suspect = |sequence, attempts| Fetched {
+        wait: Some(Wait::Suspect),
+        attempts,
+        ..row(sequence, sequence as u8)
+    };
+    let mut lanes = after_a_crash([suspect(1, 0), suspect(2, 0)]);
+    assert_eq!(recorded(&mut lanes), [(1, 1, false)], "alone");
+    assert_eq!(dispatch(&mut lanes), [1]);
+
+    let mut lanes = after_a_crash([suspect(1, 1), suspect(2, 0)]);
+    assert_eq!(
+        recorded(&mut lanes),
+        [(1, 1, true), (2, 1, false)],
+        "2 was never handed over alone"
+    );
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_failure_of_a_suspect_in_a_group_is_counted_as_any_other() {
+    let mut lanes = Lanes::new(rules(OnDead::Skip, false));
+    lanes.open_shard(0, Some(40));
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    recorded(&mut lanes);
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    assert_eq!(lanes.next_settlements(1)[0].settlement.attempts, 1);
+}
+
+#[test]
+fn a_replay_goes_alone_before_it_dies_of_a_crash() {
+    let replay = |attempts| Fetched { wait: Some(Wait::Replay), attempts, ..row(1, 1) };
+    // It stays a replay in the table: only its attempts tell that it was in a group.
+    let mut lanes = after_a_crash([replay(0), row(2, 2)]);
+    assert_eq!(recorded(&mut lanes), [(2, 0, false), (1, 1, false)]);
+    let mut lanes = after_a_crash([replay(1), row(2, 2)]);
+    assert_eq!(recorded(&mut lanes), [(1, 2, false)], "alone");
+    let mut lanes = after_a_crash([replay(2)]);
+    assert_eq!(recorded(&mut lanes), [(1, 2, true)]);
+}
+
 #[test]
 fn what_a_read_began_before_the_settle_brings_back_is_ignored() {
     let mut lanes = open(OnDead::Skip);
@@ -360,6 +436,51 @@ fn hot_and_cold_are_drained_two_to_one() {
     let first: Vec<bool> =
         lanes.next_batch(0, 9, i64::MAX).0.iter().map(|e| e.sequence >= 15).collect();
     assert_eq!(first, [true, true, false, true, true, false, true, true, false]);
+}
+
+fn replay(sequence: i64) -> Fetched {
+    Fetched { wait: Some(Wait::Replay), ..row(sequence, sequence as u8) }
+}
+
+#[test]
+fn replays_let_others_go_first_and_have_one_turn_in_eight() {
+    let mut lanes = open(OnDead::Skip);
+    for sequence in 1..=20 {
+        lanes.offer(replay(sequence), Origin::Due, None, now());
+    }
+    for sequence in 101..=120 {
+        lanes.offer(row(sequence, sequence as u8), Origin::Cold, None, now());
+    }
+    let sent = dispatch(&mut lanes);
+    let turns: Vec<usize> = (0..22).filter(|turn| sent[*turn] <= 20).collect();
+    assert_eq!(turns, [7, 15], "{sent:?}");
+    assert!(sent[22..].iter().all(|sequence| *sequence <= 20), "{sent:?}");
+    assert_eq!(sent.len(), 40);
+}
+
+#[test]
+fn a_replay_has_its_turn_after_many_others() {
+    let mut lanes = open(OnDead::Skip);
+    for sequence in 1..=300 {
+        let unordered = Fetched { key: None, ..row(sequence, 0) };
+        lanes.offer(unordered, Origin::Cold, None, now());
+    }
+    assert_eq!(lanes.next_batch(0, 299, i64::MAX).0.len(), 299);
+    lanes.offer(replay(301), Origin::Due, None, now());
+    assert_eq!(dispatch(&mut lanes), [301, 300]);
+}
+
+#[test]
+fn replays_that_wait_leave_room_for_what_polls_read() {
+    let mut lanes = open(OnDead::Skip);
+    for sequence in 1..=10 {
+        lanes.offer(replay(sequence), Origin::Due, None, now());
+    }
+    assert_eq!((lanes.cold_room(10), lanes.due_room(10)), (10, 0));
+    lanes.rules.cold_queue = 10;
+    assert_eq!(lanes.offer(replay(11), Origin::Due, None, now()), Offered::Ignored);
+    assert_eq!(lanes.waiting(), (0, 10));
+    assert!(!lanes.is_idle());
 }
 
 #[test]
@@ -439,6 +560,34 @@ fn events_of_one_key_fly_together_where_the_destination_takes_them_so() {
     assert_eq!(written[0], (1, Verdict::Sent));
     assert!(matches!(written[1], (2, Verdict::Retry { .. })), "{written:?}");
     assert!(matches!(written[2..], [(3, Verdict::Held { .. }), (4, Verdict::Held { .. })]));
+}
+
+#[test]
+fn followers_of_a_refused_event_come_after_it_and_no_attempt_of_theirs_is_counted() {
+    let mut lanes = Lanes::new(Rules {
+        destinations: vec![DestinationRules { name: "there".to_owned(), together: true }],
+        ..rules(OnDead::Skip, false)
+    });
+    lanes.open_shard(0, None);
+    for sequence in 1..=3 {
+        lanes.offer(row(sequence, 1), Origin::Cold, None, now());
+    }
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    let refused = vec![(1, Outcome::retry("no")), (2, Outcome::held()), (3, Outcome::held())];
+    lanes.published(refused, now());
+    let written: Vec<_> =
+        lanes.next_settlements(10).into_iter().map(|one| one.settlement).collect();
+    let attempts: Vec<u32> = written.iter().map(|one| one.attempts).collect();
+    assert_eq!(attempts, [1, 0, 0]);
+    lanes.settled(1..=3, now());
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
+    lanes.offer(due, Origin::Due, None, now());
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    let release = lanes.next_releases().pop().unwrap();
+    let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
+    lanes.released(&release, Some(vec![held(2), held(3)]), now());
+    assert_eq!(dispatch(&mut lanes), [2, 3]);
 }
 
 #[test]

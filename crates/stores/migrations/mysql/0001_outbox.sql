@@ -51,7 +51,8 @@ create table if not exists {events} (
     -- No index mentions sent_at: success is to cost one row and nothing else.
     key {bare}_aggregate_idx (aggregate_id, sequence),
     key {bare}_due_idx (not_before),
-    key {bare}_lane_idx (lane, sequence),
+    -- A lane's blockers, and its held events in order, whatever else waits in it.
+    key {bare}_lane_idx (lane, destination, wait, sequence),
     key {bare}_dead_idx (dead_at),
     key {bare}_locked_idx (locked_by, locked_until)
 ) engine = innodb row_format = dynamic default character set utf8mb4 collate utf8mb4_bin;

@@ -45,7 +45,6 @@ create table if not exists {events} (
 create unique index if not exists {bare}_event_id_idx on {events} (event_id);
 create index if not exists {bare}_aggregate_idx on {events} (aggregate_id, sequence);
 create index if not exists {bare}_not_before_idx on {events} (not_before) where not_before is not null;
-create index if not exists {bare}_lane_idx on {events} (lane, sequence) where lane is not null;
 create index if not exists {bare}_dead_idx on {events} (dead_at) where dead_at is not null;
 create index if not exists {bare}_locked_idx on {events} (locked_until) where locked_until is not null;
 

@@ -14,6 +14,7 @@ use super::{
     gaps::Gaps,
     padded,
     row::{fresh, status, unsettled},
+    tracker::{Context, from_first},
 };
 use crate::{
     counts::{self, Extent, one_more},
@@ -87,7 +88,7 @@ impl MySqlStore {
                 where dead_at is not null and sent_at is null and discarded_at is null
                 limit ?
             ) d";
-        let mark = self.lowest_mark().await?;
+        let mark = from_first(self.lowest_mark(&self.pool).await?);
         let backlog = self.backlog::<String>(&mark, [ABOVE, BELOW, LATE], cap).await?;
         let dead: (String, i64) = sqlx::query_as(self.tables.sql(DEAD))
             .bind(one_more(cap))
@@ -120,7 +121,7 @@ impl MySqlStore {
             " group by 1"
         );
 
-        let mark = self.lowest_mark().await?;
+        let mark = from_first(self.lowest_mark(&self.pool).await?);
         let mut groups: HashMap<Option<String>, u64> = HashMap::new();
         for (tenant, count) in
             self.backlog::<Option<String>>(&mark, [ABOVE, BELOW, LATE], cap).await?
@@ -161,7 +162,7 @@ impl MySqlStore {
             unsettled!()
         );
 
-        let mark = self.lowest_mark().await?;
+        let mark = from_first(self.lowest_mark(&self.pool).await?);
         let late =
             self.unmarked(&mark.context, mark.sequence).await?.first().map_or(i64::MAX, |s| s - 1);
         let fresh: Option<i64> = sqlx::query_scalar(self.tables.sql(FRESH))
@@ -241,12 +242,14 @@ impl MySqlStore {
         Ok(counts)
     }
 
-    /// Fresh rows at or below the mark that have appeared in its gaps.
+    /// Fresh rows at or below the mark that have appeared late.
     async fn unmarked(&self, context: &str, mark: i64) -> Result<Vec<i64>> {
-        let visible = self.probe(Gaps::parse(context).iter()).await?;
-        Ok(visible
-            .into_iter()
-            .filter_map(|(sequence, fresh)| (fresh && sequence <= mark).then_some(sequence))
-            .collect())
+        let gaps = Context::parse(context).map_or_else(Gaps::default, |context| context.gaps());
+        if gaps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut connection = self.pool.acquire().await.map_err(failed("counting events"))?;
+        let visible = self.probe(&mut connection, &gaps, Some(concat!("and ", fresh!()))).await?;
+        Ok(gaps.clone().take(&visible).into_iter().filter(|&sequence| sequence <= mark).collect())
     }
 }

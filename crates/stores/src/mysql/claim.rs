@@ -12,12 +12,13 @@ use posthaste_core::{
     Result,
     store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
 };
-use sqlx::MySqlConnection;
+use sqlx::{MySqlConnection, MySqlExecutor};
 
 use super::{
     ClaimStyle, LIST, MySqlStore, micros, padded,
     row::{columns, fetched_all, fresh, unsettled},
-    sweep::Sweep,
+    sweep::{Sweep, WINDOW},
+    tracker::Context,
 };
 use crate::failure::failed;
 
@@ -34,15 +35,17 @@ impl Claim for MySqlStore {
         limit: usize,
     ) -> Result<ClaimedRows> {
         let mut claimed = ClaimedRows { rows: Vec::new(), position: from.clone() };
+        let mut session = self.session("claiming events").await?;
         // At most half for those whose time has come: neither they nor the fresh ones starve.
-        let due = self.due(limit.div_ceil(2)).await?;
-        let behind = self.lowest_mark().await?.sequence.max(from.sequence);
-        let (fresh, newest) = self.any_fresh(behind).await?;
+        let due = self.due(&mut session, limit.div_ceil(2)).await?;
+        let behind = self.lowest_mark(&mut *session).await?.sequence.max(from.sequence);
+        let (fresh, newest) = self.any_fresh(&mut session, behind).await?;
         if due.is_empty() && !fresh {
+            session.done();
             claimed.position.sequence = newest.max(from.sequence);
             return Ok(claimed);
         }
-        let mut transaction = self.begin("claiming events").await?;
+        let mut transaction = session.begin("claiming events").await?;
         let mut rows = self.take_listed(&mut transaction, relay, lease, &due).await?;
         if fresh {
             let limit = limit.saturating_sub(rows.len());
@@ -56,13 +59,13 @@ impl Claim for MySqlStore {
             rows.extend(taken);
         }
         transaction.commit().await.map_err(failed("claiming events"))?;
+        session.done();
         claimed.rows = in_order(rows);
         Ok(claimed)
     }
 
-    /// The context is the floor of the sweep, how far gaps were looked for, and the gaps. Behind
-    /// the floor nothing fresh is left but what appears in a gap; what has a `not_before` is found
-    /// by its time, wherever it lies.
+    /// Behind the floor of the sweep nothing fresh is left but what appears late; what has a
+    /// `not_before` is found by its time, wherever it lies.
     async fn claim_late(
         &self,
         relay: &Relay,
@@ -70,30 +73,28 @@ impl Claim for MySqlStore {
         from: &Position,
         limit: usize,
     ) -> Result<ClaimedRows> {
-        let mut sweep = match Sweep::parse(&from.context) {
-            Some(sweep) => sweep,
-            None => Sweep::from_mark(self.lowest_mark().await?),
+        let mut session = self.session("sweeping").await?;
+        let mut sweep = if let Some(sweep) = Sweep::parse(from) {
+            sweep
+        } else {
+            let mark = self.lowest_mark(&mut *session).await?;
+            Sweep::from_mark(usable_in(mark, &session.life))
         };
-        let appeared = self.look_behind(&mut sweep, from.sequence).await?;
-        let lowest = self.lowest_fresh(sweep.floor, sweep.looked).await?;
-        let floor = lowest.map_or(sweep.looked, |lowest| lowest - 1).max(sweep.floor);
-        let moved = floor > sweep.floor;
+        self.look_behind(&mut session, &mut sweep, from.sequence).await?;
+        let floor = self.raise_floor(&mut session, sweep.floor, sweep.seen.sequence).await?;
+        let moved = floor != sweep.floor;
         sweep.floor = floor;
         let mut rows = Vec::new();
-        if !appeared.is_empty() || self.any_fresh(floor).await?.0 {
-            let mut transaction = self.begin("sweeping").await?;
-            let appeared = &appeared[..appeared.len().min(limit)];
-            rows = self.take_listed(&mut transaction, relay, lease, appeared).await?;
-            let limit = limit.saturating_sub(rows.len());
-            let up_to = from.sequence;
-            let passed_over =
-                self.take_between(&mut transaction, relay, lease, floor, up_to, limit).await?;
-            rows.extend(passed_over);
+        let up_to = from.sequence.min(floor.saturating_add(WINDOW));
+        if self.fresh_between(&mut session, floor, up_to).await? {
+            let mut transaction = session.begin("sweeping").await?;
+            rows = self.take_between(&mut transaction, relay, lease, floor, up_to, limit).await?;
             transaction.commit().await.map_err(failed("sweeping"))?;
         }
         if moved {
-            self.keep_floor(&sweep).await?;
+            self.keep_floor(&mut session, &sweep).await?;
         }
+        session.done();
         Ok(ClaimedRows {
             rows: in_order(rows),
             position: Position { sequence: from.sequence, context: sweep.to_text() },
@@ -106,17 +107,20 @@ impl Claim for MySqlStore {
         lease: &RowLease,
         _until: i64,
     ) -> Result<Option<Fetched>> {
+        let mut session = self.session("looking for expired leases").await?;
         let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
             .bind(EXPIRED_LIMIT)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("looking for expired leases"))?;
         if expired.is_empty() {
+            session.done();
             return Ok(None);
         }
-        let mut transaction = self.begin("claiming an expired event").await?;
+        let mut transaction = session.begin("claiming an expired event").await?;
         let taken = self.take_expired(&mut transaction, relay, lease, &expired).await?;
         transaction.commit().await.map_err(failed("claiming an expired event"))?;
+        session.done();
         Ok(taken)
     }
 
@@ -129,13 +133,16 @@ impl Claim for MySqlStore {
         if sequences.is_empty() {
             return Ok(Vec::new());
         }
-        let mut transaction = self.begin("claiming hot events").await?;
+        let mut session = self.session("claiming hot events").await?;
+        let mut transaction = session.begin("claiming hot events").await?;
         let rows = self.take_listed(&mut transaction, relay, lease, sequences).await?;
         transaction.commit().await.map_err(failed("claiming hot events"))?;
+        session.done();
         Ok(in_order(rows))
     }
 
     async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
+        let mut session = self.session("renewing row leases").await?;
         for leases in leases.chunks(LIST) {
             let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
             let mut query = sqlx::query_as(self.listing(CARRYING, tokens.len()));
@@ -143,7 +150,7 @@ impl Claim for MySqlStore {
                 query = query.bind(token);
             }
             let rows: Vec<(i64, String)> =
-                query.fetch_all(&self.pool).await.map_err(failed("renewing row leases"))?;
+                query.fetch_all(&mut *session).await.map_err(failed("renewing row leases"))?;
             for rows in rows.chunks(LIST) {
                 let mut query =
                     sqlx::query(self.listing(RENEW_ROWS, rows.len())).bind(micros(relay.lease));
@@ -154,21 +161,32 @@ impl Claim for MySqlStore {
                 for (_, token) in padded(&rows) {
                     query = query.bind(token);
                 }
-                query.execute(&self.pool).await.map_err(failed("renewing row leases"))?;
+                query.execute(&mut *session).await.map_err(failed("renewing row leases"))?;
             }
         }
+        session.done();
         Ok(())
     }
 
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
+        let mut session = self.session("giving events back").await?;
         for sequences in sequences.chunks(LIST) {
             let mut query = sqlx::query(self.listing(UNCLAIM, sequences.len())).bind(&lease.token);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
-            query.execute(&self.pool).await.map_err(failed("giving events back"))?;
+            query.execute(&mut *session).await.map_err(failed("giving events back"))?;
         }
+        session.done();
         Ok(())
+    }
+}
+
+/// A mark as a sweep starts from it in this life of the server.
+fn usable_in(mark: Position, life: &str) -> Position {
+    match Context::parse(&mark.context) {
+        Some(context) => Position { context: context.in_life(life).to_string(), ..mark },
+        None => Position::default(),
     }
 }
 
@@ -188,6 +206,13 @@ const ANY_FRESH: &str = concat!(
     "), coalesce((select max(sequence) from {events}), 0)"
 );
 
+const FRESH_BETWEEN: &str = concat!(
+    "select exists (select 1 from {events} e force index (primary)
+        where e.sequence > ? and e.sequence <= ? and e.locked_until is null and ",
+    fresh!(),
+    ")"
+);
+
 const DUE: &str = concat!(
     "select e.sequence from {events} e
     where e.not_before <= utc_timestamp(6) and e.locked_until is null and ",
@@ -196,9 +221,12 @@ const DUE: &str = concat!(
 );
 
 impl MySqlStore {
-    pub(super) async fn lowest_mark(&self) -> Result<Position> {
+    pub(super) async fn lowest_mark<'c>(
+        &self,
+        connection: impl MySqlExecutor<'c>,
+    ) -> Result<Position> {
         let mark: Option<(i64, String)> = sqlx::query_as(self.tables.sql(LOWEST_MARK))
-            .fetch_optional(&self.pool)
+            .fetch_optional(connection)
             .await
             .map_err(failed("reading the lowest mark"))?;
         let (sequence, context) = mark.unwrap_or_default();
@@ -206,18 +234,36 @@ impl MySqlStore {
     }
 
     /// Whether something can be claimed behind this number, and the newest number of all.
-    async fn any_fresh(&self, behind: i64) -> Result<(bool, i64)> {
+    async fn any_fresh(
+        &self,
+        connection: &mut MySqlConnection,
+        behind: i64,
+    ) -> Result<(bool, i64)> {
         sqlx::query_as(self.tables.sql(ANY_FRESH))
             .bind(behind)
-            .fetch_one(&self.pool)
+            .fetch_one(connection)
             .await
             .map_err(failed("looking for fresh events"))
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<i64>> {
+    async fn fresh_between(
+        &self,
+        connection: &mut MySqlConnection,
+        floor: i64,
+        up_to: i64,
+    ) -> Result<bool> {
+        sqlx::query_scalar(self.tables.sql(FRESH_BETWEEN))
+            .bind(floor)
+            .bind(up_to)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("looking for fresh events"))
+    }
+
+    async fn due(&self, connection: &mut MySqlConnection, limit: usize) -> Result<Vec<i64>> {
         sqlx::query_scalar(self.tables.sql(DUE))
             .bind(limit.min(LIST) as u64)
-            .fetch_all(&self.pool)
+            .fetch_all(connection)
             .await
             .map_err(failed("looking for due events"))
     }

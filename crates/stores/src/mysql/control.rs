@@ -9,7 +9,7 @@ use posthaste_core::{
 use sqlx::{Row, mysql::MySqlRow};
 
 use super::{MySqlStore, inspect::time};
-use crate::failure::failed;
+use crate::{control::pausable, failure::failed};
 
 #[async_trait]
 impl Control for MySqlStore {
@@ -18,20 +18,22 @@ impl Control for MySqlStore {
             select kind, name, value, set_by, timestampdiff(microsecond, '1970-01-01', set_at) from {controls}
             order by set_at, kind, name";
 
-        sqlx::query(self.tables.sql(PAUSES))
+        let pauses: Vec<Option<Pause>> = sqlx::query(self.tables.sql(PAUSES))
             .try_map(|row: MySqlRow| {
-                let what = Pausable::parse(row.try_get(0)?, row.try_get(1)?)
-                    .map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-                Ok(Pause {
+                let Some(what) = pausable(row.try_get(0)?, row.try_get(1)?) else {
+                    return Ok(None);
+                };
+                Ok(Some(Pause {
                     what,
                     note: row.try_get(2)?,
                     by: row.try_get(3)?,
                     since: time(row.try_get(4)?)?,
-                })
+                }))
             })
             .fetch_all(&self.pool)
             .await
-            .map_err(failed("reading pauses"))
+            .map_err(failed("reading pauses"))?;
+        Ok(pauses.into_iter().flatten().collect())
     }
 
     async fn pause(&self, what: &Pausable, by: &str, note: Option<&str>) -> Result<bool> {

@@ -1,21 +1,12 @@
 //! Gaps: numbers that were passed over because nothing was visible under them.
 //!
-//! MySQL gives out a number when a row is inserted, and the row becomes visible when its
-//! transaction commits. A number that is missing below one that is there belongs to a transaction
-//! that is still open, or to one that was rolled back; nobody can tell which. So the position of a
-//! reader carries its gaps as text, each with the time at which it was first seen:
-//!
-//! ```text
-//! 1794734034:12-15,20;1794734039:31        second of the database's clock : numbers
-//! ```
+//! MySQL gives out a number when a row is inserted, and the row becomes visible when its transaction
+//! commits. A number that is missing below one that is there belongs to a transaction that is still
+//! open, or nobody will ever use it: it was rolled back, or skipped by `auto_increment_increment`.
 
-use std::fmt::{self, Write};
+use std::time::Instant;
 
-/// Most gaps that are kept apart. Beyond it neighbours become one, with what lies between them:
-/// that costs a look at rows that are known, and loses nothing.
-const MOST: usize = 1000;
-
-/// The gaps of a reader, in the order of their numbers, none overlapping.
+/// Runs of missing numbers, in order, none overlapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Gaps(Vec<Gap>);
 
@@ -24,47 +15,40 @@ pub(super) struct Gaps(Vec<Gap>);
 pub(super) struct Gap {
     pub(super) first: i64,
     pub(super) last: i64,
-    /// When it was first seen, in seconds since 1970 of the database's clock.
-    pub(super) seen: i64,
+    /// When it was first seen: its numbers were given out before.
+    pub(super) seen: Instant,
 }
 
 impl Gaps {
-    /// The gaps of this text. What is no gap is left out: the text is our own.
-    pub(super) fn parse(text: &str) -> Self {
-        let mut gaps = Self::default();
-        for (seen, ranges) in text.split(';').filter_map(|group| group.split_once(':')) {
-            let Ok(seen) = seen.parse() else { continue };
-            for range in ranges.split(',') {
-                let (first, last) = range.split_once('-').unwrap_or((range, range));
-                if let (Ok(first), Ok(last)) = (first.parse(), last.parse()) {
-                    gaps.add(first, last, seen);
-                }
-            }
-        }
-        gaps
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = Gap> + '_ {
         self.0.iter().copied()
     }
 
-    /// When the oldest was seen.
-    pub(super) fn oldest(&self) -> Option<i64> {
-        self.0.iter().map(|gap| gap.seen).min()
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    /// Adds what is missing among `present`, which holds all numbers behind `behind` that were
-    /// visible, in order.
-    pub(super) fn add_missing(&mut self, behind: i64, present: &[i64], seen: i64) {
-        let mut previous = behind;
-        for &number in present {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The lowest missing number.
+    pub(super) fn first(&self) -> Option<i64> {
+        self.0.first().map(|gap| gap.first)
+    }
+
+    /// Adds the numbers after `after` that are missing among `present`, which holds all visible ones
+    /// in order.
+    pub(super) fn add_missing(&mut self, after: i64, present: &[i64], seen: Instant) {
+        let mut previous = after;
+        for &number in present.iter().filter(|&&number| number > after) {
             self.add(previous + 1, number - 1, seen);
             previous = number;
         }
     }
 
-    /// Adds a run of numbers. What is known as a gap already keeps its time.
-    pub(super) fn add(&mut self, first: i64, last: i64, seen: i64) {
+    /// Adds a run of numbers. A number that is known as missing keeps its time.
+    pub(super) fn add(&mut self, first: i64, last: i64, seen: Instant) {
         let mut first = first;
         let mut at = self.0.partition_point(|gap| gap.last < first);
         while first <= last {
@@ -78,22 +62,23 @@ impl Gaps {
             }
             at += 1;
         }
-        self.join_nearest();
     }
 
-    /// Takes out the numbers under which something has appeared, given in order.
-    pub(super) fn remove(&mut self, appeared: &[i64]) {
-        if appeared.is_empty() {
-            return;
+    /// Takes out those of these numbers, given in order, that were missing: gives them.
+    pub(super) fn take(&mut self, numbers: &[i64]) -> Vec<i64> {
+        let mut taken = Vec::new();
+        if numbers.is_empty() {
+            return taken;
         }
         let mut left = Vec::with_capacity(self.0.len());
         for gap in &self.0 {
             let mut first = gap.first;
-            let from = appeared.partition_point(|&number| number < gap.first);
-            for &number in appeared[from..].iter().take_while(|&&number| number <= gap.last) {
+            let from = numbers.partition_point(|&number| number < gap.first);
+            for &number in numbers[from..].iter().take_while(|&&number| number <= gap.last) {
                 if first < number {
                     left.push(Gap { first, last: number - 1, ..*gap });
                 }
+                taken.push(number);
                 first = number + 1;
             }
             if first <= gap.last {
@@ -101,97 +86,122 @@ impl Gaps {
             }
         }
         self.0 = left;
-        self.join_nearest();
+        taken
     }
 
-    /// Gives up gaps that were seen at or before this time.
-    pub(super) fn close(&mut self, until: i64) {
-        self.0.retain(|gap| gap.seen > until);
-    }
-
-    /// Joins the nearest neighbours while there are too many.
-    fn join_nearest(&mut self) {
-        let Some(excess) = self.0.len().checked_sub(MOST).filter(|&excess| excess > 0) else {
-            return;
-        };
-        let mut distances: Vec<i64> =
-            self.0.windows(2).map(|pair| pair[1].first - pair[0].last).collect();
-        distances.sort_unstable();
-        // Half of what is allowed goes at once, or every further gap would come here again.
-        let enough = distances[(excess + MOST / 2).min(distances.len()) - 1];
-        self.0.dedup_by(|next, gap| {
-            let near = next.first - gap.last <= enough;
-            if near {
-                gap.last = next.last;
-                gap.seen = gap.seen.max(next.seen);
-            }
-            near
-        });
-    }
-}
-
-impl fmt::Display for Gaps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut group = None;
+    /// Gives up the numbers that were seen missing by `until`, but for those of `inserted`, given in
+    /// order: a transaction that is still open has rows under them.
+    pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
+        let mut left = Vec::new();
         for gap in &self.0 {
-            match group {
-                Some(seen) if seen == gap.seen => f.write_char(',')?,
-                Some(_) => write!(f, ";{}:", gap.seen)?,
-                None => write!(f, "{}:", gap.seen)?,
+            if gap.seen > until {
+                left.push(*gap);
+                continue;
             }
-            group = Some(gap.seen);
-            write!(f, "{}", gap.first)?;
-            if gap.last > gap.first {
-                write!(f, "-{}", gap.last)?;
+            let from = inserted.partition_point(|&number| number < gap.first);
+            for &number in inserted[from..].iter().take_while(|&&number| number <= gap.last) {
+                match left.last_mut() {
+                    Some(before) if before.last == number - 1 && before.seen == gap.seen => {
+                        before.last = number;
+                    }
+                    _ => left.push(Gap { first: number, last: number, ..*gap }),
+                }
             }
         }
-        Ok(())
+        self.0 = left;
+    }
+
+    /// Stretches of numbers that hold all gaps, at most so many: near gaps share one, together with
+    /// the rows between them.
+    pub(super) fn stretches(&self, most: usize) -> Vec<(i64, i64)> {
+        let mut near = 0;
+        if let Some(excess) = self.0.len().checked_sub(most.max(1)).filter(|&excess| excess > 0) {
+            let mut distances: Vec<i64> =
+                self.0.windows(2).map(|pair| pair[1].first - pair[0].last).collect();
+            distances.sort_unstable();
+            near = distances[excess - 1];
+        }
+        let mut stretches: Vec<(i64, i64)> = Vec::new();
+        for gap in &self.0 {
+            match stretches.last_mut() {
+                Some(stretch) if gap.first - stretch.1 <= near => stretch.1 = gap.last,
+                _ => stretches.push((gap.first, gap.last)),
+            }
+        }
+        stretches
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn runs(gaps: &Gaps) -> Vec<(i64, i64)> {
+        gaps.iter().map(|gap| (gap.first, gap.last)).collect()
+    }
+
+    fn gaps(list: &[(i64, i64)], seen: Instant) -> Gaps {
+        let mut gaps = Gaps::default();
+        for &(first, last) in list {
+            gaps.add(first, last, seen);
+        }
+        gaps
+    }
 
     #[test]
     fn numbers_that_are_missing_between_others_are_gaps() {
         let mut gaps = Gaps::default();
-        gaps.add_missing(10, &[11, 16, 18, 19], 7);
-        assert_eq!(gaps.to_string(), "7:12-15,17");
-        assert_eq!(Gaps::parse(&gaps.to_string()), gaps);
-        assert_eq!(Gaps::parse(""), Gaps::default());
+        gaps.add_missing(10, &[9, 11, 16, 18, 19], Instant::now());
+        assert_eq!(runs(&gaps), [(12, 15), (17, 17)]);
+        assert_eq!(gaps.first(), Some(12));
     }
 
     #[test]
     fn a_gap_that_is_seen_again_keeps_the_time_at_which_it_was_first_seen() {
-        let mut gaps = Gaps::parse("7:12-15;8:20");
-        gaps.add(10, 25, 9);
-        assert_eq!(gaps.to_string(), "9:10-11;7:12-15;9:16-19;8:20;9:21-25");
+        let early = Instant::now();
+        let late = early + Duration::from_secs(1);
+        let mut gaps = gaps(&[(12, 15), (20, 20)], early);
+        gaps.add(10, 25, late);
+        assert_eq!(runs(&gaps), [(10, 11), (12, 15), (16, 19), (20, 20), (21, 25)]);
+        let times: Vec<bool> = gaps.iter().map(|gap| gap.seen == early).collect();
+        assert_eq!(times, [false, true, false, true, false]);
     }
 
     #[test]
     fn what_appears_splits_its_gap() {
-        let mut gaps = Gaps::parse("7:12-15,20");
-        gaps.remove(&[3, 12, 14, 20, 40]);
-        assert_eq!(gaps.to_string(), "7:13,15");
+        let mut gaps = gaps(&[(12, 15), (20, 20)], Instant::now());
+        assert_eq!(gaps.take(&[3, 12, 14, 20, 40]), [12, 14, 20]);
+        assert_eq!(runs(&gaps), [(13, 13), (15, 15)]);
     }
 
     #[test]
-    fn closing_gives_up_old_gaps_only() {
-        let mut gaps = Gaps::parse("7:12-15;8:20;9:31");
-        gaps.close(8);
-        assert_eq!(gaps.to_string(), "9:31");
-        assert_eq!(gaps.oldest(), Some(9));
+    fn closing_keeps_young_gaps_and_numbers_that_somebody_has_inserted() {
+        let early = Instant::now();
+        let late = early + Duration::from_secs(1);
+        let mut gaps = gaps(&[(1, 9), (20, 20)], early);
+        gaps.add(30, 31, late);
+        gaps.close(early, &[3, 4, 7, 25]);
+        assert_eq!(runs(&gaps), [(3, 4), (7, 7), (30, 31)]);
+        gaps.close(late, &[]);
+        assert!(gaps.is_empty());
     }
 
     #[test]
-    fn too_many_gaps_become_fewer_and_none_is_lost() {
-        let mut gaps = Gaps::default();
+    fn stretches_hold_every_gap_and_are_few() {
         let present: Vec<i64> = (1..=5000).map(|n| n * 2).collect();
-        gaps.add_missing(0, &present, 7);
-        assert!(gaps.0.len() <= MOST, "{} are left", gaps.0.len());
-        for missing in present.iter().map(|n| n - 1) {
-            assert!(gaps.iter().any(|gap| gap.first <= missing && missing <= gap.last));
+        let mut gaps = Gaps::default();
+        gaps.add_missing(0, &present, Instant::now());
+        gaps.add(1_000_000, 1_000_001, Instant::now());
+        assert_eq!(gaps.len(), 5001);
+        let stretches = gaps.stretches(10);
+        assert!(stretches.len() <= 10, "{} are left", stretches.len());
+        for gap in gaps.iter() {
+            assert!(stretches.iter().any(|&(a, b)| a <= gap.first && gap.last <= b));
         }
+        assert_eq!(stretches.last(), Some(&(1_000_000, 1_000_001)), "the far one is alone");
+        let exact = gaps.stretches(10_000);
+        assert_eq!(exact.len(), 5001);
     }
 }

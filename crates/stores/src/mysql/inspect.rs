@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::{
     MySqlStore,
     row::{columns, listed_columns, record, record_columns, status, timestamp},
+    tracker::from_first,
 };
 use crate::{
     failure::failed,
@@ -298,7 +299,7 @@ impl MySqlStore {
 
     /// The same for those that wait with a time of their own, or are above the marks.
     async fn few_wait(&self) -> Result<bool> {
-        let mark = self.lowest_mark().await?;
+        let mark = from_first(self.lowest_mark(&self.pool).await?);
         Ok(!self.extent(&mark, WINDOW as u64 / 10).await?.cut)
     }
 

@@ -1,184 +1,267 @@
-//! Finding what is committed behind a reader's position.
+//! Finding what is committed late: with a number that readers have passed already.
 //!
 //! ```text
-//! look:   which numbers are there, table-wide?           → what is missing becomes a gap
-//! closed: which transactions are open on the server?     → up to when gaps can no longer be filled
-//! probe:  is something visible in the gaps by now?       → the late commits; what is closed is dropped
+//! look:   which numbers are there, table-wide?        → the others are missing
+//! probe:  which missing numbers are there by now?     → these have appeared
+//! close:  which missing numbers can nobody use?       → these are given up
 //! ```
 //!
-//! The order matters. A reader looks *before* it reads the rows: what becomes visible between the
-//! two is read and is a gap, which is harmless; the other way round it would be neither. And it
-//! asks for the open transactions *before* it probes: one that commits between the two is found by
-//! the probe.
+//! A reader looks *before* it reads the rows: what becomes visible between the two is read and counts
+//! as missing, which is harmless; the other way round it would be neither.
 //!
-//! A gap is dropped when every transaction that had begun when it was first seen is over. Without
-//! the privilege PROCESS nobody tells us; then gaps are kept for an hour, and a transaction that
-//! stays open for longer can lose its events.
+//! A missing number can still appear if an open transaction has inserted its row, or if a statement has
+//! reserved it and has yet to insert. The first is seen exactly: a read of uncommitted rows shows it. The
+//! second ends with the statement: every statement that had begun when the number was seen missing is
+//! over. So neither an open reader, nor a transaction that is open for hours, nor a rollback, nor an
+//! `auto_increment_increment` leaves anything behind. Without the privilege PROCESS other users'
+//! statements are not shown; then a missing number under which nobody has inserted is kept for ten
+//! minutes, and so it is at most where one statement runs for longer than that.
 
-use std::{
-    sync::PoisonError,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use posthaste_core::Result;
-use sqlx::{AssertSqlSafe, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::{MySqlStore, gaps::Gap, number};
+use super::{MySqlStore, gaps::Gaps, number, padded};
 use crate::failure::failed;
 
-/// How far in seconds the begin of a transaction may lie behind the number that it took: the
-/// server shows whole seconds, from a copy that can be a second old, and begins a transaction in
-/// its lists only after its first number was given out.
-const MARGIN: i64 = 5;
+/// For how long a missing number is kept at most under which nobody has inserted.
+const BLIND: Duration = Duration::from_mins(10);
 
-/// For how long in seconds a gap is kept when the server does not show its transactions.
-const BLIND: i64 = 3600;
+/// How often the server's statements are looked at while few numbers are missing.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The server's transactions are looked at no more often than this.
-const CLOSED_INTERVAL: Duration = Duration::from_secs(1);
+/// With more missing runs than this they are looked at with every read.
+const FEW: usize = 64;
 
-/// Most gaps in one statement.
-const PROBE: usize = 256;
+/// With more missing runs than this nothing more is passed over: reading waits for them.
+pub(super) const MOST: usize = 200_000;
 
-/// What is visible behind a position, table-wide.
-pub(super) struct Look {
-    /// The numbers, in order.
-    pub(super) present: Vec<i64>,
-    /// When, in seconds since 1970 of the database's clock, rounded up.
-    pub(super) at: i64,
-}
+/// Most stretches of numbers in one statement, and in one probe.
+const STRETCHES: usize = 256;
 
 const LOOK: &str = "
-    select sequence, cast(unix_timestamp() as signed)
-    from {events} force index (primary)
+    select sequence from {events} force index (primary)
     where sequence > ? and sequence <= ?
     order by sequence
     limit ?";
 
+/// How long the oldest statement of somebody else has been running, in milliseconds.
+const RUNNING: &str = "
+    select cast(max({age}) as signed)
+    from information_schema.processlist p
+    where p.id <> connection_id() and p.user <> 'system user'
+        and p.command not in ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')";
+
+/// But for those of transactions that have locked and changed nothing for seconds: they only read, since
+/// a number is taken in the same moment as the lock on the table. If the list is fresh: it can be an old
+/// copy, and is none when our own transaction, which has just begun, is in it.
+const BUT_READERS: &str = "
+        and p.id not in (
+            select t.trx_mysql_thread_id from information_schema.innodb_trx t
+            where t.trx_lock_structs = 0 and t.trx_rows_modified = 0
+                and t.trx_started < convert_tz(utc_timestamp(), '+00:00', 'SYSTEM')
+                    - interval 10 second
+                and exists (
+                    select 1 from information_schema.innodb_trx o
+                    where o.trx_mysql_thread_id = connection_id() and o.trx_started
+                        >= convert_tz(utc_timestamp(), '+00:00', 'SYSTEM') - interval 2 second
+                )
+        )";
+
+/// A read of a table begins our own transaction.
 const TOUCH: &str = "select id from {meta} where id = 1";
 
-/// Whether the server's list is fresh (our own transaction is in it), the time, and when the
-/// oldest other transaction began. The list has the server's local time: of the offsets at the
-/// oldest gap and now the larger is taken, so that no transaction looks younger than it is when
-/// the clocks went back in between.
-const OPEN: &str = "
-    select coalesce(max(trx_mysql_thread_id = connection_id() and trx_started
-            >= convert_tz(utc_timestamp(), '+00:00', 'SYSTEM') - interval 2 second), 0),
-        cast(unix_timestamp() as signed),
-        min(case when trx_mysql_thread_id <> connection_id() then
-            timestampdiff(second, '1970-01-01', trx_started) end)
-        - greatest(
-            timestampdiff(second, utc_timestamp(),
-                convert_tz(utc_timestamp(), '+00:00', 'SYSTEM')),
-            timestampdiff(second, timestampadd(second, ?, timestamp'1970-01-01 00:00:00'),
-                convert_tz(timestampadd(second, ?, timestamp'1970-01-01 00:00:00'),
-                    '+00:00', 'SYSTEM')))
-    from information_schema.innodb_trx";
+/// Whether statements of other users are shown: the same privilege shows their transactions.
+const SHOWN: &str = "select count(*) from information_schema.innodb_trx where trx_id = '0'";
 
-const TIME: &str = "select cast(unix_timestamp() as signed)";
+/// A statement that runs for longer may be one that only reads. Who does is looked up now and then: the
+/// server renews its list of transactions only when nobody has read it for a while.
+const LONG: Duration = Duration::from_secs(5);
+
+/// How often it is looked up.
+const READERS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is looked up whether statements are shown.
+const SHOWN_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The privilege is missing, or there is no such list on this server.
 pub(super) const NOT_SHOWN: [u16; 4] = [1227, 1142, 1109, 1146];
 
+/// No such column.
+const UNKNOWN_COLUMN: u16 = 1054;
+
 impl MySqlStore {
-    /// The numbers that are visible behind `behind`, up to `up_to`, at most `limit`.
-    pub(super) async fn look(&self, behind: i64, up_to: i64, limit: usize) -> Result<Look> {
-        let rows: Vec<(i64, i64)> = sqlx::query_as(self.tables.sql(LOOK))
-            .bind(behind)
-            .bind(up_to)
-            .bind(limit as u64)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(failed("looking for gaps"))?;
-        let at = match rows.first() {
-            Some(row) => row.1,
-            None => self.time().await?,
-        };
-        Ok(Look { at: at + 1, present: rows.into_iter().map(|row| row.0).collect() })
-    }
-
-    /// The second up to which gaps are closed: whatever was missing then stays missing. `oldest`
-    /// is when the oldest gap was seen.
-    pub(super) async fn closed(&self, oldest: i64) -> Result<i64> {
-        let known = *self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, until)) = known
-            && at.elapsed() < CLOSED_INTERVAL
-        {
-            return Ok(until);
-        }
-        let asked = Instant::now();
-        let mut transaction = self.begin("looking at open transactions").await?;
-        let until = self.closed_by_list(&mut transaction, oldest).await;
-        transaction.commit().await.map_err(failed("looking at open transactions"))?;
-        let until = match until? {
-            Some(until) => until,
-            None => self.closed_by_age(oldest).await?,
-        };
-        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some((asked, until));
-        Ok(until)
-    }
-
-    /// By age alone.
-    async fn closed_by_age(&self, oldest: i64) -> Result<i64> {
-        let until = self.time().await? - BLIND;
-        if oldest <= until {
-            tracing::warn!(
-                outbox = %self.tables.name(),
-                "numbers that were missing for an hour are given up: this user lacks the \
-                 privilege PROCESS and cannot see whether a transaction still holds them"
-            );
-        }
-        Ok(until)
-    }
-
-    async fn time(&self) -> Result<i64> {
-        sqlx::query_scalar(TIME).fetch_one(&self.pool).await.map_err(failed("asking for the time"))
-    }
-
-    /// By the server's list of transactions; `None` when it does not show it.
-    async fn closed_by_list(
+    /// The numbers that are visible after `after`, up to `up_to`, at most `limit`, in order.
+    pub(super) async fn look(
         &self,
         connection: &mut MySqlConnection,
-        oldest: i64,
-    ) -> Result<Option<i64>> {
-        // A read of a table begins our own transaction: its place in the list proves that the
-        // list is shown, and that it is not an old copy.
-        sqlx::query(self.tables.sql(TOUCH))
-            .execute(&mut *connection)
+        after: i64,
+        up_to: i64,
+        limit: usize,
+    ) -> Result<Vec<i64>> {
+        sqlx::query_scalar(self.tables.sql(LOOK))
+            .bind(after)
+            .bind(up_to)
+            .bind(limit as u64)
+            .fetch_all(connection)
             .await
-            .map_err(failed("looking at open transactions"))?;
-        let answer = sqlx::query_as(OPEN).bind(oldest).bind(oldest).fetch_one(connection).await;
-        let (fresh, now, begun): (i64, i64, Option<i64>) = match answer {
-            Ok(answer) => answer,
-            Err(error) if NOT_SHOWN.contains(&number(&error)) => return Ok(None),
-            Err(error) => return Err(failed("looking at open transactions")(error)),
-        };
-        Ok((fresh == 1).then(|| begun.map_or(now, |begun| begun.min(now)) - MARGIN))
+            .map_err(failed("looking for missing numbers"))
     }
 
-    /// What is visible in these gaps by now, in order, and whether it is fresh.
-    pub(super) async fn probe(&self, gaps: impl Iterator<Item = Gap>) -> Result<Vec<(i64, bool)>> {
-        const PROBE_GAPS: &str = "
-            select sequence, sent_at is null and dead_at is null and discarded_at is null
-                and not_before is null
-            from {events} force index (primary)
-            where {gaps}
+    /// The numbers in these gaps that are visible, in order, and maybe others between them.
+    pub(super) async fn probe(
+        &self,
+        connection: &mut MySqlConnection,
+        gaps: &Gaps,
+        only: Option<&'static str>,
+    ) -> Result<Vec<i64>> {
+        const PROBE: &str = "
+            select sequence from {events} e force index (primary)
+            where ({stretches}) {only}
             order by sequence";
 
-        let gaps: Vec<Gap> = gaps.collect();
         let mut visible = Vec::new();
-        for gaps in gaps.chunks(PROBE) {
-            let places = gaps.len().next_power_of_two();
+        for stretches in gaps.stretches(STRETCHES * 2).chunks(STRETCHES) {
+            let places = stretches.len().next_power_of_two();
             let between = vec!["sequence between ? and ?"; places].join(" or ");
-            let sql = self.tables.sql(PROBE_GAPS).0.replace("{gaps}", &between);
-            let mut query = sqlx::query_as(AssertSqlSafe(sql));
-            for gap in super::padded(gaps) {
-                query = query.bind(gap.first).bind(gap.last);
+            let sql = self.tables.sql(PROBE).0.replace("{stretches}", &between);
+            let sql = sql.replace("{only}", only.unwrap_or_default());
+            let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
+            for (first, last) in padded(stretches) {
+                query = query.bind(first).bind(last);
             }
-            let rows: Vec<(i64, bool)> =
-                query.fetch_all(&self.pool).await.map_err(failed("looking into gaps"))?;
+            let rows: Vec<i64> = query
+                .fetch_all(&mut *connection)
+                .await
+                .map_err(failed("looking for missing numbers"))?;
             visible.extend(rows);
         }
         Ok(visible)
     }
+
+    /// Gives up the missing numbers that nobody can use any more, if it is time to look.
+    pub(super) async fn close(&self, connection: &mut MySqlConnection) -> Result<()> {
+        let asked = Instant::now();
+        let missing = {
+            let mut tracker = self.tracker();
+            let recent = |at: Instant| asked.duration_since(at) < CLOSE_INTERVAL;
+            let wait = tracker.missing.len() <= FEW && tracker.closed_at.is_some_and(recent);
+            if tracker.missing.is_empty() || wait {
+                return Ok(());
+            }
+            tracker.closed_at = Some(asked);
+            tracker.missing.clone()
+        };
+        let blind = asked.checked_sub(BLIND);
+        let until = match self.running(connection).await? {
+            Some(running) => asked.checked_sub(running).max(blind),
+            None => blind,
+        };
+        let Some(until) = until.filter(|until| missing.iter().any(|gap| gap.seen <= *until)) else {
+            return Ok(());
+        };
+        // After the statements: whatever one of them has inserted before it ended is seen.
+        let inserted = self.inserted(connection, &missing).await?;
+        self.tracker().missing.close(until, &inserted);
+        Ok(())
+    }
+
+    /// How long the oldest statement of somebody else has been running that can use a number; `None` when
+    /// that is not shown.
+    async fn running(&self, connection: &mut MySqlConnection) -> Result<Option<Duration>> {
+        const DOING: &str = "looking at running statements";
+
+        if !self.shows_statements(connection).await? {
+            return Ok(None);
+        }
+        let age = oldest(connection, "").await?;
+        let recent = |at: Instant| at.elapsed() < READERS_INTERVAL;
+        if age < LONG || self.tracker().readers_at.is_some_and(recent) {
+            return Ok(Some(age));
+        }
+        self.tracker().readers_at = Some(Instant::now());
+        let mut transaction = connection.begin_with(super::BEGIN).await.map_err(failed(DOING))?;
+        sqlx::query(self.tables.sql(TOUCH))
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed(DOING))?;
+        let age = oldest(&mut transaction, BUT_READERS).await?;
+        transaction.commit().await.map_err(failed(DOING))?;
+        Ok(Some(age))
+    }
+
+    async fn shows_statements(&self, connection: &mut MySqlConnection) -> Result<bool> {
+        let known = self.tracker().shown;
+        if let Some((at, shown)) = known
+            && at.elapsed() < SHOWN_INTERVAL
+        {
+            return Ok(shown);
+        }
+        let asked = sqlx::query(SHOWN).execute(connection).await;
+        let shown = match asked {
+            Ok(_) => true,
+            Err(error) if NOT_SHOWN.contains(&number(&error)) => false,
+            Err(error) => return Err(failed("looking at running statements")(error)),
+        };
+        self.tracker().shown = Some((Instant::now(), shown));
+        Ok(shown)
+    }
+
+    /// The numbers in these gaps under which somebody has inserted a row, committed or not.
+    async fn inserted(&self, connection: &mut MySqlConnection, gaps: &Gaps) -> Result<Vec<i64>> {
+        const DIRTY: &str =
+            "set transaction isolation level read uncommitted; start transaction read only";
+        const DOING: &str = "looking for uncommitted events";
+
+        let mut transaction = connection.begin_with(DIRTY).await.map_err(failed(DOING))?;
+        let inserted = self.probe(&mut transaction, gaps, None).await?;
+        transaction.commit().await.map_err(failed(DOING))?;
+        Ok(inserted)
+    }
+
+    /// Looks on from where the tracker stands up to `up_to`, as far as one step goes.
+    pub(super) async fn track(
+        &self,
+        connection: &mut MySqlConnection,
+        up_to: i64,
+        limit: usize,
+    ) -> Result<()> {
+        let frontier = self.tracker().frontier();
+        if frontier >= up_to || self.tracker().missing.len() >= MOST {
+            return Ok(());
+        }
+        let present = self.look(connection, frontier, up_to, limit).await?;
+        let end =
+            if present.len() < limit { up_to } else { present.last().copied().unwrap_or(up_to) };
+        self.tracker().looked(frontier, &present, end, Instant::now());
+        Ok(())
+    }
+
+    /// Learns what has appeared since, and gives up what nobody can use.
+    pub(super) async fn look_back(&self, connection: &mut MySqlConnection) -> Result<()> {
+        let missing = self.tracker().missing.clone();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let visible = self.probe(connection, &missing, None).await?;
+        self.tracker().saw(&visible);
+        self.close(connection).await
+    }
+}
+
+async fn oldest(connection: &mut MySqlConnection, but: &str) -> Result<Duration> {
+    // MariaDB counts milliseconds; MySQL has whole seconds, of which the last may have begun.
+    for age in ["p.time_ms + 50", "(p.time + 1) * 1000 + 50"] {
+        let sql = format!("{RUNNING}{but}").replace("{age}", age);
+        let asked = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *connection).await;
+        let age: Option<i64> = match asked {
+            Ok(age) => age,
+            Err(error) if number(&error) == UNKNOWN_COLUMN => continue,
+            Err(error) => return Err(failed("looking at running statements")(error)),
+        };
+        return Ok(Duration::from_millis(age.unwrap_or(0).max(0) as u64));
+    }
+    // Without a list of statements nothing is known to have ended.
+    Ok(BLIND)
 }

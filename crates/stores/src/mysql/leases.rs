@@ -3,7 +3,7 @@
 //! `utc_timestamp(6)` is the time at which a statement began: a renewal that had to wait for a
 //! lock gives a lease that ends earlier, never later.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -12,23 +12,36 @@ use posthaste_core::{
 };
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::{ClaimStyle, MySqlStore, met_a_lock, micros, padded};
+use super::{
+    ClaimStyle, MySqlStore,
+    life::{Stamped, moved},
+    met_a_lock, micros, padded,
+    tracker::Context,
+};
 use crate::failure::failed;
 
 #[async_trait]
 impl Leases for MySqlStore {
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
-        self.beat(relay, reserved).await?;
-        Ok(Census { live: self.live().await?, owners: self.owners().await? })
+        let mut session = self.session("a heartbeat").await?;
+        self.beat(&mut session, relay, reserved).await?;
+        let live = self.live(&mut session).await?;
+        let owners = self.owners(&mut session).await?;
+        session.done();
+        Ok(Census { live, owners })
     }
 
     async fn acquire(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let mut transaction = self.begin("acquiring shards").await?;
-        let leases = self.take(&mut transaction, relay, wanted).await?;
+        let mut session = self.session("acquiring shards").await?;
+        self.begin_life(&mut session).await?;
+        let life = Arc::clone(&session.life);
+        let mut transaction = session.begin("acquiring shards").await?;
+        let leases = self.take(&mut transaction, &life, relay, wanted).await?;
         transaction.commit().await.map_err(failed("acquiring shards"))?;
+        session.done();
         Ok(leases)
     }
 
@@ -39,8 +52,10 @@ impl Leases for MySqlStore {
                 mark_context = ?
             where tenant_group = '' and shard in ({list})";
 
-        let mut transaction = self.begin("renewing leases").await?;
-        let mine = self.lock_mine(&mut transaction, relay, held).await?;
+        let mut session = self.session("renewing leases").await?;
+        let life = Arc::clone(&session.life);
+        let mut transaction = session.begin("renewing leases").await?;
+        let mine = self.lock_mine(&mut transaction, &life, relay, held).await?;
         if !mine.is_empty() {
             let mut query = sqlx::query(self.listing(RENEW, mine.len()))
                 .bind(micros(relay.lease))
@@ -52,6 +67,7 @@ impl Leases for MySqlStore {
             query.execute(&mut *transaction).await.map_err(failed("renewing leases"))?;
         }
         transaction.commit().await.map_err(failed("renewing leases"))?;
+        session.done();
         Ok(mine)
     }
 
@@ -61,8 +77,10 @@ impl Leases for MySqlStore {
             set locked_by = null, locked_until = null, mark = ?, mark_context = ?
             where tenant_group = '' and shard in ({list})";
 
-        let mut transaction = self.begin("releasing leases").await?;
-        let mine = self.lock_mine(&mut transaction, relay, held).await?;
+        let mut session = self.session("releasing leases").await?;
+        let life = Arc::clone(&session.life);
+        let mut transaction = session.begin("releasing leases").await?;
+        let mine = self.lock_mine(&mut transaction, &life, relay, held).await?;
         if !mine.is_empty() {
             let mut query = sqlx::query(self.listing(RELEASE, mine.len()))
                 .bind(mark.sequence)
@@ -72,18 +90,22 @@ impl Leases for MySqlStore {
             }
             query.execute(&mut *transaction).await.map_err(failed("releasing leases"))?;
         }
-        transaction.commit().await.map_err(failed("releasing leases"))
+        transaction.commit().await.map_err(failed("releasing leases"))?;
+        session.done();
+        Ok(())
     }
 
     async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
         const REPORT: &str = "update {relays} set breakers = ? where owner = ?";
 
+        let mut session = self.session("reporting breakers").await?;
         sqlx::query(self.tables.sql(REPORT))
             .bind(OpenBreaker::column(open))
             .bind(relay.owner())
-            .execute(&self.pool)
+            .execute(&mut *session)
             .await
             .map_err(failed("reporting breakers"))?;
+        session.done();
         Ok(())
     }
 
@@ -126,7 +148,7 @@ const OWNERS: &str = "
     order by shard";
 
 impl MySqlStore {
-    async fn beat(&self, relay: &Relay, reserved: i64) -> Result<()> {
+    async fn beat(&self, session: &mut Stamped, relay: &Relay, reserved: i64) -> Result<()> {
         let lease = i64::try_from(relay.lease.as_millis()).unwrap_or(i64::MAX / 1_000_000);
         sqlx::query(self.tables.sql(BEAT))
             .bind(relay.owner())
@@ -137,16 +159,16 @@ impl MySqlStore {
             .bind(reserved)
             .bind(lease)
             .bind(reserved)
-            .execute(&self.pool)
+            .execute(&mut **session)
             .await
             .map_err(failed("a heartbeat"))?;
         Ok(())
     }
 
     /// Who is alive. Those who have long been dead are forgotten on the way.
-    async fn live(&self) -> Result<Vec<LiveRelay>> {
+    async fn live(&self, session: &mut Stamped) -> Result<Vec<LiveRelay>> {
         let relays: Vec<(String, String, bool, bool)> = sqlx::query_as(self.tables.sql(LIVE))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut **session)
             .await
             .map_err(failed("a heartbeat"))?;
         let mut live = Vec::with_capacity(relays.len());
@@ -156,7 +178,7 @@ impl MySqlStore {
             } else if long_dead {
                 sqlx::query(self.tables.sql(FORGET))
                     .bind(owner)
-                    .execute(&self.pool)
+                    .execute(&mut **session)
                     .await
                     .map_err(failed("forgetting a relay"))?;
             }
@@ -164,9 +186,9 @@ impl MySqlStore {
         Ok(live)
     }
 
-    async fn owners(&self) -> Result<Vec<Option<String>>> {
+    async fn owners(&self, session: &mut Stamped) -> Result<Vec<Option<String>>> {
         sqlx::query_scalar(self.tables.sql(OWNERS))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut **session)
             .await
             .map_err(failed("a heartbeat"))
     }
@@ -175,54 +197,70 @@ impl MySqlStore {
 /// Shard, epoch, mark with its context, and who did not release it.
 type FreeShard = (i32, i64, i64, String, Option<String>);
 
-const FREE: &str = "
-    select shard, epoch, mark, mark_context, locked_by
+const FREE: &str = concat!(
+    "select shard, epoch, mark, mark_context, locked_by
     from {shards} force index (primary)
     where tenant_group = '' and shard in ({list})
-        and (locked_by is null or locked_until < utc_timestamp(6))
+        and (locked_by is null or locked_by = ? or locked_until < utc_timestamp(6) or epoch < ",
+    first_epoch!(),
+    ")
     order by shard
-    for update {passing}";
+    for update {passing}"
+);
 
 const TAKE: &str = "
     update {shards}
     set locked_by = ?, locked_until = timestampadd(microsecond, ?, utc_timestamp(6)),
-        epoch = epoch + 1
+        epoch = greatest(epoch + 1, ?)
     where tenant_group = '' and shard in ({list})";
 
 /// Up to where a relay that died may have handed events out. One that was forgotten may have had
 /// any event.
 const RESERVED: &str = "
-    select coalesce((select reserved from {relays} where owner = ?),
-        (select max(sequence) from {events}), 0)";
+    select least(coalesce((select reserved from {relays} where owner = ?), 9223372036854775807),
+        coalesce((select max(sequence) from {events}), 0))";
 
 impl MySqlStore {
     async fn take(
         &self,
         connection: &mut MySqlConnection,
+        life: &str,
         relay: &Relay,
         wanted: &[u16],
     ) -> Result<Vec<ShardLease>> {
-        let free = self.lock_free_shards(connection, wanted).await?;
+        let free = self.lock_free_shards(connection, life, relay, wanted).await?;
         if free.is_empty() {
             return Ok(Vec::new());
         }
         let shards: Vec<i32> = free.iter().map(|row| row.0).collect();
+        let first: Option<i64> = sqlx::query_scalar(self.tables.sql(FIRST_EPOCH))
+            .bind(life)
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed("acquiring shards"))?;
+        let first = first.ok_or_else(|| moved("acquiring shards"))?;
         let mut query = sqlx::query(self.listing(TAKE, shards.len()))
             .bind(relay.owner())
-            .bind(micros(relay.lease));
+            .bind(micros(relay.lease))
+            .bind(first);
         for shard in padded(&shards) {
             query = query.bind(shard);
         }
         query.execute(&mut *connection).await.map_err(failed("acquiring shards"))?;
         let mut reserved = HashMap::new();
-        for owner in free.iter().filter_map(|row| row.4.as_deref()) {
+        let me = relay.owner();
+        for owner in free.iter().filter_map(|row| row.4.as_deref()).filter(|owner| *owner != me) {
             if !reserved.contains_key(owner) {
                 reserved.insert(owner.to_owned(), self.reserved(connection, owner).await?);
             }
         }
+        let newest: i64 = sqlx::query_scalar(self.tables.sql(NEWEST))
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed("acquiring shards"))?;
         let lease = |(shard, epoch, mark, context, previous): FreeShard| ShardLease {
-            held: Held { shard: shard as u16, epoch: epoch + 1 },
-            mark: Position { sequence: mark, context },
+            held: Held { shard: shard as u16, epoch: first.max(epoch + 1) },
+            mark: usable(mark, &context, life, newest),
             suspect_to: previous.and_then(|owner| reserved.get(&owner).copied()),
         };
         Ok(free.into_iter().map(lease).collect())
@@ -232,6 +270,8 @@ impl MySqlStore {
     async fn lock_free_shards(
         &self,
         connection: &mut MySqlConnection,
+        life: &str,
+        relay: &Relay,
         wanted: &[u16],
     ) -> Result<Vec<FreeShard>> {
         let style = self.claim_style().await?;
@@ -246,6 +286,7 @@ impl MySqlStore {
             for shard in padded(wanted) {
                 query = query.bind(shard);
             }
+            let query = query.bind(relay.owner()).bind(life);
             match query.fetch_all(&mut *connection).await {
                 Ok(rows) => free.extend(rows),
                 Err(error) if met_a_lock(&error) => {}
@@ -264,17 +305,36 @@ impl MySqlStore {
     }
 }
 
-const MINE: &str = "
-    select shard, epoch from {shards} force index (primary)
-    where tenant_group = '' and locked_by = ? and shard in ({list})
-    order by shard
-    for update";
+const MINE: &str = concat!(
+    "select shard, epoch from {shards} force index (primary)
+    where tenant_group = '' and locked_by = ? and shard in ({list}) and epoch >= ",
+    first_epoch!(),
+    " order by shard
+    for update"
+);
+
+const FIRST_EPOCH: &str = concat!("select ", first_epoch!());
+
+const NEWEST: &str = "select coalesce(max(sequence), 0) from {events}";
+
+/// The mark, unless it is ahead of the data: then reading starts from the first event. Another life is no
+/// such reason: a mark is committed after all that it speaks of, and a replica that takes over has
+/// committed in the same order.
+fn usable(mark: i64, context: &str, life: &str, newest: i64) -> Position {
+    match Context::parse(context) {
+        Some(context) if mark <= newest => {
+            Position { sequence: mark, context: context.in_life(life).to_string() }
+        }
+        _ => Position::default(),
+    }
+}
 
 impl MySqlStore {
     /// Locks those shards that are still held, in shard order, as every settle does.
     async fn lock_mine(
         &self,
         connection: &mut MySqlConnection,
+        life: &str,
         relay: &Relay,
         held: &[Held],
     ) -> Result<Vec<u16>> {
@@ -285,6 +345,7 @@ impl MySqlStore {
         for held in padded(held) {
             query = query.bind(held.shard);
         }
+        let query = query.bind(life);
         let owned: Vec<(i32, i64)> =
             query.fetch_all(connection).await.map_err(failed("locking leases"))?;
         let still = |(shard, epoch): (i32, i64)| {

@@ -1,8 +1,8 @@
 //! The outbox in MySQL 8 and newer, and in MariaDB 10.6 and newer.
 //!
 //! Late commits are found by gaps: numbers that a read passed over because their transactions had
-//! not ended. Every later read looks into them, until no transaction is left that could fill them
-//! (`gaps`, `late`). Leases are rows that a settle locks in share mode before it writes.
+//! not ended. Every later read looks into them, until nobody is left who could fill them
+//! (`gaps`, `tracker`, `late`). Leases are rows that a settle locks in share mode before it writes.
 //!
 //! Transactions of ours read what is committed: under `repeatable read`, MySQL's default, a lock
 //! on a range would also lock its gaps, and the writers' inserts would wait for us.
@@ -13,9 +13,14 @@ mod schema;
 
 mod enqueue;
 
+#[macro_use]
+mod life;
+
 mod leases;
 
 mod gaps;
+
+mod tracker;
 
 mod late;
 
@@ -49,13 +54,13 @@ mod expire;
 
 use std::{
     str::FromStr,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicUsize},
     time::{Duration, Instant},
 };
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Transaction,
+    AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Transaction,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
@@ -63,12 +68,20 @@ use crate::{
     Dialect, Enqueued, Options, Tables,
     connect::{ACQUIRE_TIMEOUT, open_pool},
     failure::failed,
+    sessions::Sessions,
 };
+use tracker::Tracker;
 
-/// Makes the server end a transaction whose client has fallen silent. It has locked leases, and a
-/// takeover passes over locked ones: a relay that is paused inside would keep them for ever. MySQL
-/// has no such setting and ends the idle session instead; the pool makes a new one.
-const IMPATIENT: &str = "set /*M!100300 idle_transaction_timeout = 5, */ wait_timeout = 60";
+/// What every connection of a relay is told. The server ends a transaction whose client has fallen
+/// silent: it has locked leases, and a takeover passes over locked ones, so a relay that is paused inside
+/// would keep them. MySQL has no such setting and ends the idle session instead. The server gives a
+/// statement up before the relay does, and so it does with waiting for a lock.
+const IMPATIENT: &str = "set /*M!100300 idle_transaction_timeout = 5, max_statement_time = 4.5, */ \
+     /*!80000 max_execution_time = 4500, */ innodb_lock_wait_timeout = 4, wait_timeout = 60";
+
+/// Begins a transaction that reads what is committed and locks no gaps. The connection's own level is
+/// left as it is.
+const BEGIN: &str = "set transaction isolation level read committed; start transaction";
 
 /// Most values in one list of a statement.
 const LIST: usize = 1024;
@@ -86,15 +99,20 @@ pub enum ClaimStyle {
 /// An outbox in MySQL or MariaDB, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MySqlStore {
+    /// For what is asked now and then; a relay's own statements run on `sessions`.
     pool: MySqlPool,
+    sessions: Sessions<MySql>,
     tables: Tables,
     /// How rows are claimed, once the server's version is known.
     claim_style: Arc<OnceLock<ClaimStyle>>,
     /// How many shards there are, once the outbox was read or migrated.
     shards: Arc<OnceLock<u16>>,
-    /// The last look at the server's transactions, and what it found: gaps that were seen up to
-    /// this second stay empty.
-    closed: Arc<Mutex<Option<(Instant, i64)>>>,
+    /// Which numbers were missing, and have appeared. Locked for moments only.
+    tracker: Arc<Mutex<Tracker>>,
+    /// Held by the one read that looks on from the tracker's frontier.
+    looking: Arc<tokio::sync::Mutex<()>>,
+    /// Bytes of an average event of the last page.
+    average: Arc<AtomicUsize>,
     /// When a sweep last wrote its floor down.
     floor_kept: Arc<Mutex<Option<Instant>>>,
 }
@@ -107,24 +125,34 @@ impl MySqlStore {
             .max_connections(options.connections)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             // They are tested when they come back; what breaks later is tried again.
-            .test_before_acquire(false)
-            .after_connect(|connection, _| {
-                Box::pin(async move { connection.execute(IMPATIENT).await.map(|_| ()) })
-            });
+            .test_before_acquire(false);
         let pool = open_pool(pool, connect, "connecting to MySQL").await?;
-        Ok(Self::new(pool, tables))
+        Ok(Self::over(pool, tables, options.connections))
     }
 
-    /// Uses the application's pool.
+    /// Uses the application's pool. A relay takes the connections that it works with out of the
+    /// pool and keeps them, at most [`Options::connections`] by default; the pool opens others in
+    /// their place.
     pub fn new(pool: MySqlPool, tables: Tables) -> Self {
+        Self::over(pool, tables, Options::default().connections)
+    }
+
+    fn over(pool: MySqlPool, tables: Tables, connections: u32) -> Self {
         Self {
+            sessions: Sessions::new(pool.clone(), connections, IMPATIENT),
             pool,
             tables,
             claim_style: Arc::default(),
             shards: Arc::default(),
-            closed: Arc::default(),
+            tracker: Arc::new(Mutex::new(Tracker::new(""))),
+            looking: Arc::default(),
+            average: Arc::default(),
             floor_kept: Arc::default(),
         }
+    }
+
+    fn tracker(&self) -> MutexGuard<'_, Tracker> {
+        self.tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Claims rows in this way, whatever the server's version says.
@@ -143,11 +171,8 @@ impl MySqlStore {
         &self.tables
     }
 
-    /// A transaction that reads what is committed and locks no gaps. The connection's own level
-    /// is left as it is.
+    /// A transaction of an operator. Those of a relay run on a session.
     async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, MySql>> {
-        const BEGIN: &str = "set transaction isolation level read committed; start transaction";
-
         // Asked for now: inside the transaction it would take a second connection.
         self.shard_count().await?;
         self.claim_style().await?;

@@ -3,20 +3,28 @@
 //! A row that was written without the hash of its key has no shard in the database: statements
 //! take it along, and its shard is computed here.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
+use futures_util::TryStreamExt;
 use posthaste_core::{
     Key, Result,
-    store::{Blocked, Due, Fetched, HotRow, Page, Position, Read},
+    store::{
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+    },
 };
-use sqlx::{MySql, Row, mysql::MySqlArguments};
+use sqlx::{AssertSqlSafe, MySql, Row, mysql::MySqlArguments};
 
 use super::{
     LIST, MySqlStore,
-    gaps::{Gap, Gaps},
+    late::MOST,
+    life::{Stamped, moved},
     padded,
-    row::{COLUMNS, columns, fetched, fetched_all, for_ever, fresh, unsettled},
+    row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
+    tracker::{self, Context, Reader},
 };
 use crate::failure::failed;
 
@@ -24,119 +32,165 @@ use crate::failure::failed;
 pub(super) const LOOK_LIMIT: usize = 10_000;
 
 /// Most looks in one read over what is settled already.
-const LOOKS: usize = 100;
+const LOOKS: usize = 5;
+
+/// Most lanes that are asked about in one statement.
+const LANES: usize = 256;
+
+/// Whether `e` waits for nothing, or only for a time that has come.
+macro_rules! readable {
+    () => {
+        concat!(
+            "(e.not_before is null or e.wait is null and e.not_before <= utc_timestamp(6)) and ",
+            unsettled!()
+        )
+    };
+}
+
+/// Whether a retry or suspect, and whether a dead event, blocks the lane `l`.
+macro_rules! blocked_by {
+    () => {
+        "exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination
+                and e.wait in ('retry', 'suspect') and e.sent_at is null
+                and e.discarded_at is null and e.dead_at is null
+        ),
+        exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'parked'
+                and e.sent_at is null and e.discarded_at is null
+        )"
+    };
+}
 
 #[async_trait]
 impl Read for MySqlStore {
-    async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
-        let mut page = Page { rows: Vec::new(), position: from.clone(), caught_up: true };
-        if shards.is_empty() || limit == 0 {
-            return Ok(page);
+    async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
+        const DOING: &str = "reading on";
+
+        if shards.is_empty() || limit.rows == 0 {
+            return Ok(Page { rows: Vec::new(), position: from.clone(), caught_up: true });
         }
-        let mut gaps = Gaps::parse(&from.context);
-        // As many numbers as should hold `limit` rows of these shards.
-        let share = usize::from(self.shard_count().await?).div_ceil(shards.len());
-        let mut window = limit.saturating_mul(share).clamp(limit.min(LOOK_LIMIT), LOOK_LIMIT);
-        for _ in 0..LOOKS {
-            let behind = page.position.sequence;
-            let mut look = self.look(behind, i64::MAX, window).await?;
-            let Some(&horizon) = look.present.last() else {
-                page.caught_up = true;
-                break;
-            };
-            let rows = self.rows_between(shards, behind, horizon, limit).await?;
-            page.caught_up = look.present.len() < window && rows.end.is_none();
-            page.position.sequence = rows.end.unwrap_or(horizon);
-            look.present.retain(|&number| number <= page.position.sequence);
-            gaps.add_missing(behind, &look.present, look.at);
-            page.rows = rows.rows;
-            if page.caught_up || !page.rows.is_empty() {
-                break;
-            }
-            window = LOOK_LIMIT;
+        let looking = self.looking.lock().await;
+        let mut session = self.session(DOING).await?;
+        let reader = self.reader(&session, from, DOING)?;
+        if self.tracker().late(reader, reader.sequence, limit.rows).len() >= limit.rows {
+            let page = self.late_page(&mut session, shards, reader, limit).await?;
+            session.done();
+            return Ok(Page { caught_up: false, ..page });
         }
-        page.position.context = gaps.to_string();
+        let half = Limit { bytes: limit.bytes.div_ceil(2), ..limit };
+        let ahead = self.ahead(&mut session, shards, reader.sequence, half).await?;
+        drop(looking);
+        // After the rows: an event that is ahead can have been enqueued after the commit of one that is
+        // late.
+        self.look_back(&mut session).await?;
+        let end = ahead.end;
+        let (late, given) = {
+            let tracker = self.tracker();
+            (tracker.late(reader, end, limit.rows), tracker.appeared())
+        };
+        let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
+        let found = self.rows_of(&mut session, shards, &numbers, half).await?;
+        if late.len() >= limit.rows || found.cut {
+            // More than fit beside the others: they come alone.
+            let page = self.late_page(&mut session, shards, reader, limit).await?;
+            session.done();
+            return Ok(Page { caught_up: false, ..page });
+        }
+        session.done();
+        let mut rows = ahead.rows;
+        rows.extend(found.rows);
+        rows.sort_by_key(|row| row.sequence);
+        rows.dedup_by_key(|row| row.sequence);
+        let position = self.position(Reader { sequence: end, given });
+        Ok(Page { rows, position, caught_up: ahead.caught_up })
+    }
+
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
+        const DOING: &str = "reading late commits";
+
+        let mut session = self.session(DOING).await?;
+        if Context::parse(&from.context).is_none() {
+            return Ok(Page { rows: Vec::new(), position: from.clone(), caught_up: true });
+        }
+        let reader = self.reader(&session, from, DOING)?;
+        self.look_back(&mut session).await?;
+        let page = self.late_page(&mut session, shards, reader, limit).await?;
+        session.done();
         Ok(page)
     }
 
-    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
-        let mut page = Page { rows: Vec::new(), position: from.clone(), caught_up: true };
-        let mut gaps = Gaps::parse(&from.context);
-        let Some(oldest) = gaps.oldest() else {
-            return Ok(page);
-        };
-        let closed = self.closed(oldest).await?;
-        let behind = |gap: Gap| {
-            (gap.first <= from.sequence).then(|| Gap { last: gap.last.min(from.sequence), ..gap })
-        };
-        let visible = self.probe(gaps.iter().filter_map(behind)).await?;
-        let mut visible: Vec<i64> = visible.into_iter().map(|(sequence, _)| sequence).collect();
-        page.caught_up = visible.len() <= limit;
-        visible.truncate(limit);
-        page.rows = self.rows_of(shards, &visible).await?;
-        if page.caught_up {
-            gaps.remove(&visible);
-            gaps.close(closed);
-            page.position.context = gaps.to_string();
-        }
-        Ok(page)
+    fn join(&self, positions: &[Position]) -> Position {
+        tracker::join(positions)
     }
 
-    async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
+    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+        const DOING: &str = "reading due events";
+
         if shards.is_empty() {
-            return Ok(Due { rows: Vec::new(), next: None });
+            return Ok(Due { rows: Vec::new(), more: None, next: None });
         }
-        let count = self.shard_count().await?;
-        let mut rows = Vec::new();
-        let mut passed = 0;
-        loop {
-            let query = sqlx::query(self.listing(DUE, shards.len()));
-            let found = bind_shards(query, shards)
-                .bind(limit as u64)
-                .bind(passed as u64)
-                .fetch_all(&self.pool)
-                .await
-                .map_err(failed("reading due events"))?;
-            let page = fetched_all(&found, count).map_err(failed("reading due events"))?;
-            rows.extend(page.into_iter().filter(|row| shards.contains(&row.shard)));
-            passed += found.len();
-            // Others' rows without a shard must not hide ours behind them.
-            if found.len() < limit || rows.len() >= limit {
-                break;
-            }
-        }
-        rows.truncate(limit);
+        let mut session = self.session(DOING).await?;
+        let limit = self.fewer(limit);
+        let query = bind_shards(sqlx::query(self.listing(DUE, shards.len())), shards)
+            .bind(after.is_none())
+            .bind(after.map_or(0, |after| after.at))
+            .bind(after.map_or(0, |after| after.at))
+            .bind(after.map_or(0, |after| after.sequence))
+            .bind(limit.rows as u64);
+        let found = self.page(&mut session, query, limit, DOING).await?;
         let next: Option<i64> =
             bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards)
-                .fetch_optional(&self.pool)
+                .fetch_optional(&mut *session)
                 .await
                 .and_then(|row| row.map(|row| row.try_get(0)).transpose())
-                .map_err(failed("reading due events"))?;
-        Ok(Due { rows, next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)) })
+                .map_err(failed(DOING))?;
+        session.done();
+        Ok(Due {
+            more: found.last_due.filter(|_| found.cut),
+            // Others' rows without a shard were taken along.
+            rows: found.rows.into_iter().filter(|row| shards.contains(&row.shard)).collect(),
+            next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
+        })
     }
 
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>> {
+        const DOING: &str = "reading hot events";
+
         let count = self.shard_count().await?;
+        let mut session = self.session(DOING).await?;
         let mut hot = Vec::with_capacity(sequences.len());
         for sequences in sequences.chunks(LIST) {
             let mut query = sqlx::query(self.listing(HOT, sequences.len())).bind(from.sequence);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
-            let rows = query.fetch_all(&self.pool).await.map_err(failed("reading hot events"))?;
+            let rows = query.fetch_all(&mut *session).await.map_err(failed(DOING))?;
             for row in &rows {
                 let previous: Result<Option<String>, _> = row.try_get(COLUMNS);
                 hot.push(HotRow {
-                    row: fetched(row, count).map_err(failed("reading hot events"))?,
-                    previous: previous.map_err(failed("reading hot events"))?.map(numbers),
+                    row: fetched(row, count).map_err(failed(DOING))?,
+                    previous: previous.map_err(failed(DOING))?.map(numbers),
                 });
             }
         }
-        // Asked after the rows: whatever was committed before one of them was enqueued is seen. A
-        // gap that is filled by something fresh may be of the same key.
-        let gaps = Gaps::parse(&from.context);
-        let filled = self.probe(gaps.iter()).await?;
-        if filled.iter().any(|(_, fresh)| *fresh) {
+        // Asked after the rows: whatever was committed before one of them was enqueued is seen. A number
+        // that has appeared under something fresh may be of the same key.
+        let reader = self.reader(&session, from, DOING)?;
+        let (missing, late) = {
+            let tracker = self.tracker();
+            (tracker.missing.clone(), tracker.late(reader, i64::MAX, 1))
+        };
+        let mut appeared = !late.is_empty();
+        if !appeared && !missing.is_empty() {
+            let fresh = concat!("and ", readable!());
+            let visible = self.probe(&mut session, &missing, Some(fresh)).await?;
+            appeared = !missing.clone().take(&visible).is_empty();
+        }
+        session.done();
+        if appeared {
             for row in hot.iter_mut().filter(|hot| hot.row.key.is_some()) {
                 row.previous = None;
             }
@@ -144,46 +198,91 @@ impl Read for MySqlStore {
         Ok(hot)
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
-        let count = self.shard_count().await?;
-        sqlx::query(self.tables.sql(HELD))
+    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+        const DOING: &str = "reading held events";
+
+        let mut session = self.session(DOING).await?;
+        let limit = self.fewer(limit);
+        let query = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
-            .bind(limit as u64)
-            .fetch_all(&self.pool)
-            .await
-            .and_then(|rows| fetched_all(&rows, count))
-            .map_err(failed("reading held events"))
+            .bind(limit.rows as u64);
+        let found = self.page(&mut session, query, limit, DOING).await?;
+        session.done();
+        Ok(found.rows)
     }
 
-    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {
+        const DOING: &str = "reading what blocks lanes";
+
+        let mut session = self.session(DOING).await?;
+        let limit = self.fewer(limit);
+        let query = sqlx::query(self.tables.sql(BLOCKERS)).bind(limit.rows as u64);
+        let found = self.page(&mut session, query, limit, DOING).await?;
+        session.done();
+        Ok(found.rows)
+    }
+
+    async fn read_blocked(
+        &self,
+        shards: &[u16],
+        after: Option<&LaneKey>,
+        limit: usize,
+    ) -> Result<BlockedLanes> {
+        const DOING: &str = "reading blocked lanes";
+
         let count = self.shard_count().await?;
-        sqlx::query(self.tables.sql(BLOCKERS))
+        let mut session = self.session(DOING).await?;
+        let first = LaneKey { key: Key(i64::MIN), destination: String::new() };
+        let after = after.unwrap_or(&first);
+        let found: Vec<(String, i64, bool, bool)> = sqlx::query_as(self.tables.sql(BLOCKED))
+            .bind(after.key.0)
+            .bind(after.key.0)
+            .bind(&after.destination)
             .bind(limit as u64)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
-            .and_then(|rows| fetched_all(&rows, count))
-            .map_err(failed("reading what blocks lanes"))
+            .map_err(failed(DOING))?;
+        session.done();
+        let ours = |lane: Blocked| {
+            let ours = lane.key == Key::OF_ALL || shards.contains(&lane.key.shard(count));
+            (lane, ours)
+        };
+        let lanes = found.into_iter().map(blocked).map(ours).collect();
+        Ok(BlockedLanes::walked(lanes, limit))
     }
 
-    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
-        if shards.is_empty() {
-            return Ok(Vec::new());
+    async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>> {
+        const DOING: &str = "looking at blocked lanes";
+
+        let mut session = self.session(DOING).await?;
+        let mut still = Vec::new();
+        for lanes in lanes.chunks(LANES) {
+            let places = lanes.len().next_power_of_two();
+            let listed = vec![
+                "select cast(? as signed) as lane, cast(? as char(100)) as destination";
+                places
+            ]
+            .join(" union ");
+            let sql = self.tables.sql(STILL).0.replace("{lanes}", &listed);
+            let mut query = sqlx::query_as(AssertSqlSafe(sql));
+            let lanes: Vec<(i64, &str)> =
+                lanes.iter().map(|lane| (lane.key.0, lane.destination.as_str())).collect();
+            for (key, destination) in padded(&lanes) {
+                query = query.bind(key).bind(destination);
+            }
+            let found: Vec<(String, i64, bool, bool)> =
+                query.fetch_all(&mut *session).await.map_err(failed(DOING))?;
+            still.extend(found.into_iter().map(blocked));
         }
-        let mut query = sqlx::query_as(self.listing(BLOCKED, shards.len()));
-        for shard in padded(shards) {
-            query = query.bind(shard);
-        }
-        let lanes: Vec<(String, i64, bool, bool)> =
-            query.fetch_all(&self.pool).await.map_err(failed("reading blocked lanes"))?;
-        let blocked = |(destination, lane, waiting, parked)| Blocked {
-            destination,
-            key: Key(lane),
-            waiting,
-            parked,
-        };
-        Ok(lanes.into_iter().map(blocked).collect())
+        session.done();
+        still.retain(|lane| lane.waiting || lane.parked);
+        Ok(still)
     }
+}
+
+fn blocked((destination, lane, waiting, parked): (String, i64, bool, bool)) -> Blocked {
+    Blocked { destination, key: Key(lane), waiting, parked }
 }
 
 const AHEAD: &str = concat!(
@@ -191,7 +290,7 @@ const AHEAD: &str = concat!(
     columns!(),
     " from {events} e force index (primary)
     where (e.shard in ({list}) or e.shard is null) and e.sequence > ? and e.sequence <= ? and ",
-    fresh!(),
+    readable!(),
     " order by e.sequence limit ?"
 );
 
@@ -199,7 +298,7 @@ const LATE: &str = concat!(
     "select ",
     columns!(),
     " from {events} e where e.sequence in ({list}) and ",
-    fresh!(),
+    readable!(),
     " order by e.sequence"
 );
 
@@ -207,9 +306,13 @@ const DUE: &str = concat!(
     "select ",
     columns!(),
     " from {events} e
-    where (e.shard in ({list}) or e.shard is null) and e.not_before <= utc_timestamp(6) and ",
+    where (e.shard in ({list}) or e.shard is null) and e.not_before <= utc_timestamp(6)
+        and (? or e.not_before > timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+            or e.not_before = timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+                and e.sequence > ?)
+        and ",
     unsettled!(),
-    " order by e.not_before, e.sequence limit ? offset ?"
+    " order by e.not_before, e.sequence limit ?"
 );
 
 const NEXT_DUE: &str = concat!(
@@ -271,18 +374,36 @@ const BLOCKERS: &str = concat!(
     " order by e.lane, e.sequence limit ?"
 );
 
-/// A parked event is dead and yet holds its lane. Whoever wrote the lane wrote the shard as well.
-const BLOCKED: &str = "
-    select destination, lane, max(wait in ('retry', 'suspect')), max(wait = 'parked')
-    from {events}
-    where lane is not null and destination is not null and wait is not null
-        and sent_at is null and discarded_at is null and shard in ({list})
-    group by destination, lane";
+/// From lane to lane by the index: a lane with a million held events is one step.
+const BLOCKED: &str = concat!(
+    "select l.destination, l.lane, ",
+    blocked_by!(),
+    " from (
+        select lane, destination from {events} force index ({bare}_lane_idx)
+        where lane is not null and destination is not null
+            and (lane > ? or lane = ? and destination > ?)
+        group by lane, destination
+        order by lane, destination
+        limit ?
+    ) l order by l.lane, l.destination"
+);
 
-/// Rows of some shards, and where the search ended when it ended early.
+const STILL: &str = concat!("select l.destination, l.lane, ", blocked_by!(), " from ({lanes}) l");
+
+/// Rows of a page.
 struct Rows {
     rows: Vec<Fetched>,
-    end: Option<i64>,
+    /// There may be more.
+    cut: bool,
+    /// When the last row fell due.
+    last_due: Option<DueKey>,
+}
+
+/// What is ahead of a reader.
+struct Ahead {
+    rows: Vec<Fetched>,
+    end: i64,
+    caught_up: bool,
 }
 
 /// The numbers of a list that the database wrote.
@@ -300,41 +421,190 @@ fn bind_shards<'q>(mut query: Query<'q>, shards: &[u16]) -> Query<'q> {
 }
 
 impl MySqlStore {
-    async fn rows_between(
-        &self,
-        shards: &[u16],
-        behind: i64,
-        horizon: i64,
-        limit: usize,
-    ) -> Result<Rows> {
-        let count = self.shard_count().await?;
-        let rows = bind_shards(sqlx::query(self.listing(AHEAD, shards.len())), shards)
-            .bind(behind)
-            .bind(horizon)
-            .bind(limit as u64)
-            .fetch_all(&self.pool)
-            .await
-            .and_then(|rows| fetched_all(&rows, count))
-            .map_err(failed("reading ahead"))?;
-        let end = rows.last().filter(|_| rows.len() == limit).map(|last| last.sequence);
-        Ok(Rows { rows: rows.into_iter().filter(|row| shards.contains(&row.shard)).collect(), end })
+    /// Where the reader of this position stands, if it is of the life of this connection.
+    pub(super) fn reader(&self, session: &Stamped, from: &Position, doing: &str) -> Result<Reader> {
+        if Context::parse(&from.context).is_some_and(|context| *context.life != *session.life) {
+            return Err(moved(doing));
+        }
+        let mut tracker = self.tracker();
+        // Another connection may have learnt of another life since.
+        if *tracker.life() != *session.life {
+            return Err(moved(doing));
+        }
+        Ok(tracker.reader(from, Instant::now()))
     }
 
-    async fn rows_of(&self, shards: &[u16], sequences: &[i64]) -> Result<Vec<Fetched>> {
+    pub(super) fn position(&self, reader: Reader) -> Position {
+        Position { sequence: reader.sequence, context: self.tracker().context(reader) }
+    }
+
+    /// Fewer rows where events are large: of what was not wanted the server would send all the same.
+    fn fewer(&self, limit: Limit) -> Limit {
+        let average = self.average.load(Ordering::Relaxed).max(1);
+        Limit { rows: limit.rows.min(limit.bytes / average + 1).max(1), ..limit }
+    }
+
+    /// Reads on from `after`, over what is settled as far as one read goes.
+    async fn ahead(
+        &self,
+        session: &mut Stamped,
+        shards: &[u16],
+        after: i64,
+        limit: Limit,
+    ) -> Result<Ahead> {
+        let mut ahead = Ahead { rows: Vec::new(), end: after, caught_up: true };
+        let limit = self.fewer(limit);
+        // As many numbers as should hold `limit` rows of these shards.
+        let share = usize::from(self.shard_count().await?).div_ceil(shards.len());
+        let rows = limit.rows;
+        let mut window = rows.saturating_mul(share).clamp(rows.min(LOOK_LIMIT), LOOK_LIMIT);
+        for _ in 0..LOOKS {
+            let frontier = self.tracker().frontier();
+            if ahead.end >= frontier && self.tracker().missing.len() >= MOST {
+                tracing::warn!(
+                    outbox = %self.tables.name(),
+                    "too many numbers are missing; reading waits until no statement can use them"
+                );
+                ahead.caught_up = true;
+                break;
+            }
+            let from = ahead.end;
+            let present = self.look(&mut *session, from, i64::MAX, window).await?;
+            let Some(&horizon) = present.last() else {
+                ahead.caught_up = true;
+                break;
+            };
+            let query = bind_shards(sqlx::query(self.listing(AHEAD, shards.len())), shards)
+                .bind(from)
+                .bind(horizon)
+                .bind(limit.rows as u64);
+            let found = self.page(session, query, limit, "reading on").await?;
+            ahead.caught_up = present.len() < window && !found.cut;
+            ahead.end = match found.rows.last() {
+                Some(last) if found.cut => last.sequence,
+                _ => horizon,
+            };
+            self.tracker().looked(from, &present, ahead.end, Instant::now());
+            ahead.rows = found.rows;
+            ahead.rows.retain(|row| shards.contains(&row.shard));
+            if ahead.caught_up || found.cut || !ahead.rows.is_empty() {
+                break;
+            }
+            window = LOOK_LIMIT;
+        }
+        Ok(ahead)
+    }
+
+    /// A page of what has appeared up to where the reader stands.
+    async fn late_page(
+        &self,
+        session: &mut Stamped,
+        shards: &[u16],
+        reader: Reader,
+        limit: Limit,
+    ) -> Result<Page> {
+        let (late, appeared) = {
+            let tracker = self.tracker();
+            (tracker.late(reader, reader.sequence, limit.rows), tracker.appeared())
+        };
+        let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
+        let found = self.rows_of(session, shards, &numbers, limit).await?;
+        let given = if found.cut {
+            late.get(found.asked.wrapping_sub(1)).map_or(reader.given, |late| late.0)
+        } else if late.len() < limit.rows {
+            appeared
+        } else {
+            late.last().map_or(appeared, |late| late.0)
+        };
+        let position = self.position(Reader { given, ..reader });
+        Ok(Page { rows: found.rows, position, caught_up: given == appeared })
+    }
+
+    /// The rows of these numbers that can go, in order, a few at a time until there are enough bytes.
+    async fn rows_of(
+        &self,
+        session: &mut Stamped,
+        shards: &[u16],
+        sequences: &[i64],
+        limit: Limit,
+    ) -> Result<Late> {
         let count = self.shard_count().await?;
-        let mut late = Vec::new();
-        for sequences in sequences.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(LATE, sequences.len()));
-            for sequence in padded(sequences) {
+        let mut late = Late { rows: Vec::new(), asked: 0, cut: false };
+        let (mut bytes, mut left) = (0_usize, sequences);
+        while !left.is_empty() {
+            if bytes >= limit.bytes {
+                late.cut = true;
+                break;
+            }
+            let rest = Limit { rows: LIST, bytes: limit.bytes - bytes };
+            let (now, later) = left.split_at(self.fewer(rest).rows.min(left.len()));
+            left = later;
+            let mut query = sqlx::query(self.listing(LATE, now.len()));
+            for sequence in padded(now) {
                 query = query.bind(sequence);
             }
             let rows = query
-                .fetch_all(&self.pool)
+                .try_map(|row| fetched(&row, count))
+                .fetch_all(&mut **session)
                 .await
-                .and_then(|rows| fetched_all(&rows, count))
                 .map_err(failed("reading late commits"))?;
-            late.extend(rows.into_iter().filter(|row| shards.contains(&row.shard)));
+            late.asked += now.len();
+            let read: usize = rows.iter().map(|row| row.bytes).sum();
+            self.learn(rows.len(), read);
+            bytes = bytes.saturating_add(read);
+            late.rows.extend(rows.into_iter().filter(|row| shards.contains(&row.shard)));
         }
+        late.rows.sort_by_key(|row| row.sequence);
         Ok(late)
     }
+
+    fn learn(&self, rows: usize, bytes: usize) {
+        if let Some(average) = bytes.checked_div(rows) {
+            self.average.store(average, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes rows as they come until there are enough.
+    async fn page(
+        &self,
+        session: &mut Stamped,
+        query: Query<'_>,
+        limit: Limit,
+        doing: &'static str,
+    ) -> Result<Rows> {
+        let count = self.shard_count().await?;
+        let mut page = Rows { rows: Vec::new(), cut: false, last_due: None };
+        let (mut bytes, mut cut_short) = (0_usize, false);
+        {
+            let mut rows = query.fetch(&mut **session);
+            while let Some(row) = rows.try_next().await.map_err(failed(doing))? {
+                if page.rows.len() >= limit.rows || bytes >= limit.bytes {
+                    (page.cut, cut_short) = (true, true);
+                    break;
+                }
+                let event = fetched(&row, count).map_err(failed(doing))?;
+                let at: Option<i64> = row.try_get_unchecked(18).map_err(failed(doing))?;
+                page.last_due =
+                    Some(DueKey { at: at.unwrap_or_default(), sequence: event.sequence });
+                bytes = bytes.saturating_add(event.bytes);
+                page.rows.push(event);
+            }
+        }
+        if cut_short {
+            // The server sends the rest of its answer all the same: it is not waited for.
+            self.reopen(session, doing).await?;
+        }
+        page.cut |= page.rows.len() >= limit.rows;
+        self.learn(page.rows.len(), bytes);
+        Ok(page)
+    }
+}
+
+/// Rows of numbers that have appeared.
+struct Late {
+    rows: Vec<Fetched>,
+    /// How many numbers were asked for.
+    asked: usize,
+    /// Not all were, for want of room.
+    cut: bool,
 }

@@ -99,6 +99,7 @@ pub(super) fn fetched(row: &MySqlRow, shards: u16) -> sqlx::Result<Fetched> {
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,
         wait: wait(row)?,
+        bytes: stored.payload.len() + stored.headers.as_ref().map_or(0, String::len),
         content: stored.decode().map(Box::new),
     })
 }
@@ -169,8 +170,9 @@ fn stored(row: &MySqlRow) -> sqlx::Result<StoredRow> {
         headers: row.try_get_unchecked(11)?,
         payload: row.try_get_unchecked(12)?,
         content_type: row.try_get_unchecked(13)?,
-        occurred_at: row.try_get_unchecked(14)?,
-        created_at: row.try_get_unchecked(15)?,
+        // A zero date has no distance from another: outside the calendar, the row cannot be decoded.
+        occurred_at: row.try_get_unchecked::<Option<i64>, _>(14)?.unwrap_or(i64::MIN),
+        created_at: row.try_get_unchecked::<Option<i64>, _>(15)?.unwrap_or(i64::MIN),
         attempts: row.try_get_unchecked(16)?,
         replay: row.try_get_unchecked(17)?,
         // Once something happened to the event, the column says when to try again instead.

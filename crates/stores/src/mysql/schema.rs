@@ -10,10 +10,11 @@ use super::{MySqlStore, number};
 use crate::{failure::failed, version};
 
 /// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 3] = [
+pub(super) const MIGRATIONS: [(i32, &str); 4] = [
     (1, include_str!("../../migrations/mysql/0001_outbox.sql")),
     (2, include_str!("../../migrations/mysql/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/mysql/0003_audit.sql")),
+    (4, include_str!("../../migrations/mysql/0004_progress.sql")),
 ];
 
 /// The version that this binary knows.

@@ -4,7 +4,10 @@
 //! share mode, in shard order, so that a takeover waits for this settle or this settle for the
 //! takeover; or the rows of the events themselves.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -31,10 +34,12 @@ impl Settle for MySqlStore {
         batch: &[Settlement],
         keep_sent: bool,
     ) -> Result<SettleReport> {
-        let mut transaction = self.begin("settling").await?;
+        let mut session = self.session("settling").await?;
+        let life = Arc::clone(&session.life);
+        let mut transaction = session.begin("settling").await?;
         let (relay, allowed, report) = match fence {
             Fence::Shards { owner, held } => {
-                let valid = self.lock_leases(&mut transaction, owner, held).await?;
+                let valid = self.lock_leases(&mut transaction, &life, owner, held).await?;
                 let (allowed, report) = divide(batch, held, &valid);
                 (owner.as_str(), allowed, report)
             }
@@ -46,15 +51,18 @@ impl Settle for MySqlStore {
         };
         self.write(&mut transaction, relay, &allowed, keep_sent).await?;
         transaction.commit().await.map_err(failed("settling"))?;
+        session.done();
         Ok(report)
     }
 }
 
-const LEASES: &str = "
-    select shard, epoch from {shards} force index (primary)
-    where tenant_group = '' and locked_by = ? and shard in ({list})
-    order by shard
-    lock in share mode";
+const LEASES: &str = concat!(
+    "select shard, epoch from {shards} force index (primary)
+    where tenant_group = '' and locked_by = ? and shard in ({list}) and epoch >= ",
+    first_epoch!(),
+    " order by shard
+    lock in share mode"
+);
 
 impl MySqlStore {
     /// Locks the leases that are still held, in share mode. Waits for a takeover that is under
@@ -62,6 +70,7 @@ impl MySqlStore {
     async fn lock_leases(
         &self,
         connection: &mut MySqlConnection,
+        life: &str,
         owner: &str,
         held: &[Held],
     ) -> Result<HashSet<u16>> {
@@ -72,6 +81,7 @@ impl MySqlStore {
         for held in padded(held) {
             query = query.bind(held.shard);
         }
+        let query = query.bind(life);
         let owned: Vec<(i32, i64)> =
             query.fetch_all(connection).await.map_err(failed("checking leases"))?;
         let still = |(shard, epoch): (i32, i64)| {

@@ -1,4 +1,4 @@
-//! How far behind its cursor a claimer still looks: the floor of its sweeps, and the gaps.
+//! How far behind its cursor a claimer still looks: the floor of its sweeps.
 
 use std::{
     sync::PoisonError,
@@ -9,38 +9,41 @@ use posthaste_core::{Result, store::Position};
 
 use super::{
     MySqlStore,
-    gaps::Gaps,
+    life::Stamped,
     read::LOOK_LIMIT,
     row::{fresh, unsettled},
+    tracker::Reader,
 };
 use crate::failure::failed;
 
 /// A sweep's floor is written down no more often than this.
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Most numbers that one step of a sweep walks over.
+pub(super) const WINDOW: i64 = 50_000;
+
 /// Where the sweeps of a relay stand.
 pub(super) struct Sweep {
-    /// Nothing fresh is left at or before it but what appears in a gap.
+    /// Nothing fresh is left at or before it but what appears late.
     pub(super) floor: i64,
-    /// Gaps were looked for up to here.
-    pub(super) looked: i64,
-    pub(super) gaps: Gaps,
+    /// What was seen up to the cursor.
+    pub(super) seen: Position,
 }
 
 impl Sweep {
-    pub(super) fn parse(context: &str) -> Option<Self> {
-        let (floor, rest) = context.split_once('|')?;
-        let (looked, gaps) = rest.split_once('|')?;
-        let (floor, looked) = (floor.parse().ok()?, looked.parse().ok()?);
-        Some(Self { floor, looked, gaps: Gaps::parse(gaps) })
+    /// The context of a sweep is its floor and the context of a reader.
+    pub(super) fn parse(from: &Position) -> Option<Self> {
+        let (floor, context) = from.context.split_once('#')?;
+        let seen = Position { sequence: from.sequence, context: context.to_owned() };
+        Some(Self { floor: floor.parse().ok()?, seen })
     }
 
     pub(super) fn from_mark(mark: Position) -> Self {
-        Self { floor: mark.sequence, looked: mark.sequence, gaps: Gaps::parse(&mark.context) }
+        Self { floor: mark.sequence, seen: mark }
     }
 
     pub(super) fn to_text(&self) -> String {
-        format!("{}|{}|{}", self.floor, self.looked, self.gaps)
+        format!("{}#{}", self.floor, self.seen.context)
     }
 }
 
@@ -58,48 +61,51 @@ const KEEP_FLOOR: &str = "
         and (locked_by is null or locked_until < utc_timestamp(6))";
 
 impl MySqlStore {
-    pub(super) async fn lowest_fresh(&self, behind: i64, up_to: i64) -> Result<Option<i64>> {
-        sqlx::query_scalar(self.tables.sql(LOWEST_FRESH))
-            .bind(behind)
+    /// Up to where nothing fresh is left, as far as one step goes.
+    pub(super) async fn raise_floor(
+        &self,
+        session: &mut Stamped,
+        floor: i64,
+        up_to: i64,
+    ) -> Result<i64> {
+        let up_to = up_to.min(floor.saturating_add(WINDOW));
+        let lowest: Option<i64> = sqlx::query_scalar(self.tables.sql(LOWEST_FRESH))
+            .bind(floor)
             .bind(up_to)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&mut **session)
             .await
-            .map_err(failed("sweeping"))
+            .map_err(failed("sweeping"))?;
+        Ok(lowest.map_or(up_to, |lowest| lowest - 1).max(floor))
     }
 
-    /// Looks for gaps up to the cursor and gives what has appeared in those that were known and
-    /// is fresh. That stays among the gaps: whoever claims it may give it back.
-    pub(super) async fn look_behind(&self, sweep: &mut Sweep, cursor: i64) -> Result<Vec<i64>> {
-        let closed = match sweep.gaps.oldest() {
-            Some(oldest) => self.closed(oldest).await?,
-            None => 0,
+    /// Looks up to the cursor, and lowers the floor to before what has appeared late.
+    pub(super) async fn look_behind(
+        &self,
+        session: &mut Stamped,
+        sweep: &mut Sweep,
+        cursor: i64,
+    ) -> Result<()> {
+        let reader = self.reader(session, &sweep.seen, "sweeping")?;
+        sweep.floor = sweep.floor.min(reader.sequence);
+        {
+            let _looking = self.looking.lock().await;
+            self.track(session, cursor, LOOK_LIMIT).await?;
+        }
+        self.look_back(session).await?;
+        let (late, given) = {
+            let tracker = self.tracker();
+            (tracker.late(reader, i64::MAX, usize::MAX), tracker.appeared())
         };
-        let visible = self.probe(sweep.gaps.iter()).await?;
-        let numbers: Vec<i64> = visible.iter().map(|(sequence, _)| *sequence).collect();
-        sweep.gaps.remove(&numbers);
-        sweep.gaps.close(closed);
-        let appeared: Vec<i64> =
-            visible.into_iter().filter_map(|(sequence, fresh)| fresh.then_some(sequence)).collect();
-        for &sequence in &appeared {
-            // Added after the closing, and found again before the next one.
-            sweep.gaps.add(sequence, sequence, closed + 1);
+        if let Some(lowest) = late.iter().map(|&(_, number)| number).min() {
+            sweep.floor = sweep.floor.min(lowest - 1);
         }
-        if sweep.looked < cursor {
-            let look = self.look(sweep.looked, cursor, LOOK_LIMIT).await?;
-            sweep.gaps.add_missing(sweep.looked, &look.present, look.at);
-            let last = look.present.last().copied().unwrap_or(sweep.looked);
-            if look.present.len() == LOOK_LIMIT {
-                sweep.looked = last;
-            } else {
-                sweep.gaps.add(last + 1, cursor, look.at);
-                sweep.looked = cursor;
-            }
-        }
-        Ok(appeared)
+        let sequence = self.tracker().frontier().min(cursor);
+        sweep.seen = self.position(Reader { sequence, given });
+        Ok(())
     }
 
     /// So that a restart does not sweep from the beginning.
-    pub(super) async fn keep_floor(&self, sweep: &Sweep) -> Result<()> {
+    pub(super) async fn keep_floor(&self, session: &mut Stamped, sweep: &Sweep) -> Result<()> {
         {
             let mut kept = self.floor_kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.is_some_and(|at| at.elapsed() < KEEP_INTERVAL) {
@@ -107,10 +113,10 @@ impl MySqlStore {
             }
             *kept = Some(Instant::now());
         }
-        let mut transaction = self.begin("keeping the floor of a sweep").await?;
+        let mut transaction = session.begin("keeping the floor of a sweep").await?;
         sqlx::query(self.tables.sql(KEEP_FLOOR))
             .bind(sweep.floor)
-            .bind(sweep.gaps.to_string())
+            .bind(&sweep.seen.context)
             .bind(sweep.floor)
             .execute(&mut *transaction)
             .await

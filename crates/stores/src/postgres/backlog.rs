@@ -62,25 +62,14 @@ macro_rules! unmarked {
              where e.sequence = any(array(
                  select e.sequence
                  from (
-                     select distinct mark_context from {shards}
+                     select distinct split_part(mark_context, '|', 1) as snapshot from {shards}
                      where tenant_group = '' and mark_context <> ''
                  ) m
                  cross join lateral (
                      select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
-                     from pg_snapshot_xip(m.mark_context::pg_snapshot) x
+                     from pg_snapshot_xip(m.snapshot::pg_snapshot) x
                      cross join lateral (
                          select * from {events} e where e.xid >= x and e.xid <= x limit ",
-            $limit,
-            "
-                     ) e
-                     union all
-                     select e.sequence, e.sent_at, e.dead_at, e.discarded_at, e.not_before
-                     from (
-                         select * from {events} e
-                         where e.xid >= pg_snapshot_xmax(m.mark_context::pg_snapshot)
-                           and e.xid < pg_snapshot_xmax(pg_current_snapshot())
-                         order by e.xid
-                         limit ",
             $limit,
             "
                      ) e

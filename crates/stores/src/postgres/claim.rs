@@ -132,7 +132,7 @@ impl Claim for PostgresStore {
                                and pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur) as usable
                     from (
                         select floor, pg_current_snapshot() as cur,
-                               nullif(context, '')::pg_snapshot as prev
+                               nullif(split_part(context, '|', 1), '')::pg_snapshot as prev
                         from start
                     ) s
                 ) s

@@ -9,7 +9,7 @@ use posthaste_core::{
 };
 use sqlx::{PgConnection, Row, postgres::PgRow};
 
-use super::{PostgresStore, micros, shard_numbers};
+use super::{PostgresStore, context::Context, micros, shard_numbers};
 use crate::failure::failed;
 
 #[async_trait]
@@ -32,10 +32,12 @@ impl Leases for PostgresStore {
 
     async fn renew(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<Vec<u16>> {
         // Locked in shard order before any of them is written: a settle locks in the same order.
-        const RENEW: &str = "
-            with locked as materialized (
+        const RENEW: &str = concat!(
+            "with locked as materialized (
                 select shard, epoch from {shards}
-                where tenant_group = '' and locked_by = $1 and shard = any($2)
+                where tenant_group = '' and locked_by = $1 and shard = any($2) and ",
+            alive!(),
+            "
                 order by shard
                 for update
             ),
@@ -48,7 +50,8 @@ impl Leases for PostgresStore {
                 mark = $5, mark_context = $6
             from mine
             where s.tenant_group = '' and s.shard = mine.shard
-            returning s.shard";
+            returning s.shard"
+        );
 
         let (shards, epochs) = numbers(held);
         let mut session = self.sessions.take("renewing leases").await?;
@@ -67,10 +70,12 @@ impl Leases for PostgresStore {
     }
 
     async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()> {
-        const RELEASE: &str = "
-            with locked as materialized (
+        const RELEASE: &str = concat!(
+            "with locked as materialized (
                 select shard, epoch from {shards}
-                where tenant_group = '' and locked_by = $1 and shard = any($2)
+                where tenant_group = '' and locked_by = $1 and shard = any($2) and ",
+            alive!(),
+            "
                 order by shard
                 for update
             ),
@@ -81,7 +86,8 @@ impl Leases for PostgresStore {
             update {shards} s
             set locked_by = null, locked_until = null, mark = $4, mark_context = $5
             from mine
-            where s.tenant_group = '' and s.shard = mine.shard";
+            where s.tenant_group = '' and s.shard = mine.shard"
+        );
 
         let (shards, epochs) = numbers(held);
         let mut session = self.sessions.take("releasing leases").await?;
@@ -203,43 +209,58 @@ impl PostgresStore {
     }
 
     async fn take(&self, relay: &Relay, wanted: &[u16]) -> Result<Vec<ShardLease>> {
-        // A mark without a context, or with a snapshot from the future (the database was restored
-        // into another server, whose transaction ids are lower), tells nothing about what can
-        // still commit behind it. Then reading starts from the first event.
-        const ACQUIRE: &str = "
-            with free as materialized (
-                select shard, locked_by as previous,
-                       mark_context <> '' and pg_snapshot_xmax(mark_context::pg_snapshot)
-                           <= pg_snapshot_xmax(pg_current_snapshot()) as usable
+        // A mark without a context, with a snapshot from the future (the database was restored into
+        // another server, whose transaction ids are lower), or of another file of the table (which was
+        // truncated), tells nothing about what can still commit at or before it. Then reading starts
+        // from the first event. Another life is no such reason: a mark is in the log after all that it
+        // speaks of, and so are the transaction ids and numbers that were given out before it.
+        const ACQUIRE: &str = "with free as materialized (
+                select shard, nullif(locked_by, $2) as previous,
+                       case when split_part(mark_context, '|', 2)
+                               = pg_relation_filenode('{events}'::regclass)::text
+                           then pg_snapshot_xmax(split_part(mark_context, '|', 1)::pg_snapshot)
+                               <= pg_current_xact_id()
+                           else false end as usable
                 from {shards}
                 where tenant_group = '' and shard = any($1)
-                  and (locked_by is null or locked_until < clock_timestamp())
+                  and (locked_by is null or locked_by = $2 or locked_until < clock_timestamp()
+                       or epoch < (select first_epoch from {life}))
+                  and exists (select from {life})
                 order by shard
                 for update skip locked
             )
             update {shards} s
             set locked_by = $2, locked_until = clock_timestamp() + $3 * interval '1 microsecond',
-                epoch = s.epoch + 1
+                epoch = greatest(s.epoch + 1, (select first_epoch from {life}))
             from free f
             where s.tenant_group = '' and s.shard = f.shard
             returning s.shard, s.epoch,
                 case when f.usable then s.mark else 0 end,
-                case when f.usable then s.mark_context else pg_current_snapshot()::text end,
-                case when f.previous is not null then coalesce(
+                case when f.usable then s.mark_context else concat_ws('|', pg_current_snapshot(),
+                    pg_relation_filenode('{events}'::regclass), '') end,
+                -- What was written since it died, it cannot have had in its hands.
+                case when f.previous is not null then least(
                     (select r.reserved from {relays} r where r.owner = f.previous),
-                    (select max(e.sequence) from {events} e),
-                    0
-                ) end";
+                    (select coalesce(max(e.sequence), 0) from {events} e)
+                ) end,
+                (select token::text from {life})";
 
         let mut session = self.sessions.take("acquiring leases").await?;
+        self.begin_life(&mut session).await?;
         let mut leases = sqlx::query(self.tables.sql(ACQUIRE))
             .bind(shard_numbers(wanted))
             .bind(relay.owner())
             .bind(micros(relay.lease))
             .try_map(|row: PgRow| {
+                let (sequence, context): (i64, String) = (row.try_get(2)?, row.try_get(3)?);
+                let life = row.try_get(5)?;
+                let context = Context::parse(&context).map(|known| Context { life, ..known });
                 Ok(ShardLease {
                     held: Held { shard: row.try_get::<i32, _>(0)? as u16, epoch: row.try_get(1)? },
-                    mark: Position { sequence: row.try_get(2)?, context: row.try_get(3)? },
+                    mark: context.map_or_else(Position::default, |context| Position {
+                        sequence,
+                        context: context.to_string(),
+                    }),
                     suspect_to: row.try_get(4)?,
                 })
             })

@@ -11,6 +11,11 @@ mod schema;
 
 mod enqueue;
 
+mod context;
+
+#[macro_use]
+mod life;
+
 mod leases;
 
 mod read;
@@ -67,9 +72,11 @@ use crate::{
 
 /// Our statements have one good plan each, whatever their values are. Left to itself the server plans
 /// the longer ones anew with every call, which takes longer than running them, and on large tables
-/// compiles them, which takes a hundred times as long.
+/// compiles them, which takes a hundred times as long. And the server gives a statement up before the
+/// relay does: one that nobody waits for any more would run on.
 const PLAN_ONCE: &str = "select set_config('plan_cache_mode', 'force_generic_plan', false),
-            set_config('jit', 'off', false)";
+            set_config('jit', 'off', false), set_config('statement_timeout', '4500', false),
+            set_config('lock_timeout', '4000', false)";
 
 /// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -4,27 +4,37 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Key, Result,
-    store::{Blocked, Due, Fetched, HotRow, Page, Position, Read},
+    Error, ErrorKind, Key, Result,
+    store::{
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+    },
 };
-use sqlx::{PgConnection, Row, postgres::PgRow};
+use sqlx::{
+    PgConnection, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+};
 
 use super::{
     PostgresStore,
-    row::{COLUMNS, fetched, fetched_all},
+    context::{self, Context, Snapshot, Walk},
+    life::moved,
+    row::{COLUMNS, Micros, event, fetched, fetched_all},
     shard_numbers,
 };
 use crate::failure::failed;
 
-/// The present snapshot, and which transactions it can see that `$1`, an earlier one, could not:
-/// those of `ended`, and all from `since` to before `until`.
+/// Most rows of one late transaction that a read walks over.
+const WALKED: i64 = 2_000;
+
+/// Most sequence numbers that a read ahead walks over: what is settled already costs time, too.
+const WINDOW: i64 = 50_000;
+
+/// The present snapshot, and which of the transactions that `$1`, an earlier one, saw in progress have
+/// ended since.
 macro_rules! seen {
     () => {
         "with seen as materialized (
-            select cur, pg_snapshot_xmax(cur) as until,
-                   case when pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur)
-                        then pg_snapshot_xmax(prev) else '0'::xid8 end as since,
-                   array(
+            select cur, age('3'::xid) as age, array(
                        select x from pg_snapshot_xip(prev) x
                        where pg_visible_in_snapshot(x, cur)
                    ) as ended
@@ -33,204 +43,259 @@ macro_rules! seen {
     };
 }
 
-/// The events at or before `$2` that `seen` tells to look at.
-macro_rules! late {
-    ($of_shards:literal) => {
+/// Whether `e` waits for nothing, or only for a time that has come.
+macro_rules! fresh {
+    () => {
         concat!(
-            "select e.* from (
-                select e.* from unnest((select ended from seen)) x
-                cross join lateral (
-                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
-                ) e
-                where e.sequence <= $2 ",
-            $of_shards,
-            " and e.not_before is null and ",
-            unsettled!(),
-            " union all
-                select * from {events} e
-                where e.xid >= (select since from seen) and e.xid < (select until from seen)
-                  and e.sequence <= $2 ",
-            $of_shards,
-            " and e.not_before is null and ",
-            unsettled!(),
-            ") e
-            order by e.sequence"
+            "(e.not_before is null
+              or e.wait is null and e.not_before <= statement_timestamp()) and ",
+            unsettled!()
         )
     };
 }
 
-/// What is late and what is ahead of `$2`, of one snapshot. One row is no event: it holds the snapshot
-/// and the newest sequence, which every row would have to carry otherwise.
+/// The rows of the transactions that `seen` tells to look at, from `$3` to `$2`, at most `$4` of each, and
+/// up to where all of them were walked over. By two comparisons of pairs instead of `xid = any(…)`: where
+/// one transaction wrote most of the table, an equality looks to the planner as if it fetched most of the
+/// table, and it would scan it.
+macro_rules! late {
+    ($of_shards:literal) => {
+        concat!(
+            ", walked as materialized (
+                select e.* from unnest((select ended from seen)) x
+                cross join lateral (
+                    select e.xid, e.sequence, (",
+            fresh!(),
+            $of_shards,
+            ") as wanted
+                    from {events} e
+                    where (e.xid, e.sequence) > (x, $3) and (e.xid, e.sequence) <= (x, $2)
+                    order by e.xid, e.sequence
+                    limit $4
+                ) e
+            ),
+            edge as materialized (
+                select min(last) as late_edge from (
+                    select max(sequence) as last from walked group by xid having count(*) >= $4
+                ) w
+            )"
+        )
+    };
+}
+
+/// Those of the rows `e` before which there are fewer bytes than allowed.
+macro_rules! within {
+    ($rows:expr, $bytes:literal) => {
+        concat!(
+            "select * from (
+                select e.*, coalesce(sum(octet_length(e.payload)
+                        + coalesce(octet_length(e.headers), 0))
+                    over (order by e.sequence rows between unbounded preceding and 1 preceding), 0)
+                    as bytes_before
+                from (",
+            $rows,
+            ") e
+            ) e where e.bytes_before < ",
+            $bytes
+        )
+    };
+}
+
+/// The late rows, at most `$5` and as many bytes as `$6`.
+macro_rules! late_rows {
+    () => {
+        within!(
+            "select e.* from (
+                select sequence from walked
+                where wanted and sequence <= coalesce((select late_edge from edge), sequence)
+                order by sequence
+                limit $5
+            ) l join {events} e on e.sequence = l.sequence",
+            "$6"
+        )
+    };
+}
+
+/// What is said once for all rows: snapshot, how old the oldest possible transaction id is, newest
+/// sequence, how far was walked ahead and among the late ones, the table's file, the server's life.
+macro_rules! said {
+    () => {
+        "concat_ws(' ', cur, age, coalesce(newest, 0), coalesce(ahead_edge, 0),
+            coalesce(late_edge, 0), pg_relation_filenode('{events}'::regclass),
+            coalesce((select token::text from {life}), '-'))"
+    };
+}
+
+/// What is late and what is ahead of `$2`, of one snapshot. One row is no event: it holds what is said once,
+/// which every row would have to carry otherwise.
 macro_rules! on {
     ($of_shards:literal) => {
         concat!(
             seen!(),
-            " select ",
-            columns!(),
-            ", null::text, null::bigint from (",
             late!($of_shards),
-            " limit $4) e
+            ", range as materialized (
+                select (select sequence from {events} order by sequence desc limit 1) as newest,
+                       coalesce((select sequence from {events} where sequence > $2
+                                 order by sequence limit 1), $2) + $8 as ahead_edge
+            )
+            select ",
+            columns!(),
+            ", null::text from (",
+            late_rows!(),
+            ") e
             union all
             select ",
             columns!(),
-            ", null, null from (
-                select * from {events} e
-                where e.sequence > $2 ",
-            $of_shards,
-            " and e.not_before is null and ",
-            unsettled!(),
-            " order by e.sequence limit $3
-            ) e
+            ", null from (",
+            within!(
+                concat!(
+                    "select * from {events} e
+                    where e.sequence > $2 and e.sequence <= (select ahead_edge from range) and ",
+                    fresh!(),
+                    $of_shards,
+                    " order by e.sequence limit $7"
+                ),
+                "$6"
+            ),
+            ") e
             union all
             select ",
             no_columns!(),
-            ", cur::text, (select sequence from {events} order by sequence desc limit 1)
-            from seen"
+            ", ",
+            said!(),
+            " from seen, edge, range"
         )
+    };
+}
+
+/// Whether a retry or suspect, and whether a dead event, blocks the lane `l`.
+macro_rules! blocked_by {
+    () => {
+        "exists (
+            select from {events} e
+            where e.lane = l.lane and e.destination = l.destination
+              and e.wait in ('retry', 'suspect') and e.sent_at is null
+              and e.discarded_at is null and e.dead_at is null
+        ),
+        exists (
+            select from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'parked'
+              and e.sent_at is null and e.discarded_at is null
+        )"
     };
 }
 
 #[async_trait]
 impl Read for PostgresStore {
-    async fn read_on(
-        &self,
-        shards: &[u16],
-        from: &Position,
-        limit: usize,
-        late_limit: usize,
-    ) -> Result<Page> {
-        const ON: &str = on!("and e.shard = any($5)");
+    async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
+        const DOING: &str = "reading on";
+        const ON: &str = on!(" and e.shard = any($9)");
         const ON_IN_ALL: &str = on!("");
 
+        let context = Context::parse(&from.context);
+        if context.as_ref().is_some_and(|context| context.walk.is_some()) {
+            return self.read_late(shards, from, limit).await;
+        }
+        // Without a context nothing is known to have been seen.
+        let sequence = if context.is_some() { from.sequence } else { 0 };
         let all = self.all_shards(shards);
         let query = sqlx::query(self.tables.sql(if all { ON_IN_ALL } else { ON }))
-            .bind(snapshot(from))
-            .bind(from.sequence)
-            .bind(limit as i64)
-            .bind(late_limit as i64);
+            .bind(snapshot(context.as_ref()))
+            .bind(sequence)
+            .bind(0_i64)
+            .bind(WALKED)
+            .bind(limit.rows as i64)
+            // Late rows and those ahead share the bytes.
+            .bind(half(limit.bytes))
+            .bind(limit.rows as i64)
+            .bind(WINDOW);
         let query = if all { query } else { query.bind(shard_numbers(shards)) };
-        let mut session = self.sessions.take("reading on").await?;
-        let rows = query.fetch_all(&mut *session).await.map_err(failed("reading on"))?;
+        let mut session = self.sessions.take(DOING).await?;
+        let (mut rows, said) = page(query, &mut session).await.map_err(failed(DOING))?;
         session.done();
-        let (context, newest) = match no_event(&rows) {
-            Some(row) => (
-                row.try_get(COLUMNS).map_err(failed("reading on"))?,
-                row.try_get::<Option<i64>, _>(COLUMNS + 1).map_err(failed("reading on"))?,
-            ),
-            None => (from.context.clone(), None),
+        let said = said.ok_or_else(|| unsaid(DOING))?;
+        let Some(next) = said.next(context.as_ref(), DOING)? else {
+            return Ok(said.start_again());
         };
-        let mut rows = in_order(&rows).map_err(failed("reading on"))?;
-        let late = rows.partition_point(|row| row.sequence <= from.sequence);
-        if late >= late_limit {
-            rows.truncate(late);
-            return Ok(Page { rows, position: from.clone(), caught_up: false });
+        if next.snapshot.is_too_wide() {
+            return self.narrowed(from).await;
         }
-        let caught_up = rows.len() - late < limit;
-        let last = rows.last().map_or(0, |row| row.sequence).max(from.sequence);
-        let sequence = if caught_up { last.max(newest.unwrap_or(0)) } else { last };
-        Ok(Page { rows, position: Position { sequence, context }, caught_up })
+        let ahead = rows.split_off(rows.partition_point(|row| row.sequence <= sequence));
+        if let Some(after) = said.late_until(&rows, limit.rows, half(limit.bytes)) {
+            let walk = Walk { next: next.snapshot.clone(), after };
+            let snapshot = context.map_or(next.snapshot.clone(), |known| known.snapshot);
+            let context = Context { snapshot, walk: Some(walk), ..next }.to_string();
+            return Ok(Page { rows, position: Position { sequence, context }, caught_up: false });
+        }
+        let cut = is_cut(&ahead, limit.rows, half(limit.bytes));
+        let last = ahead.last().map_or(sequence, |row| row.sequence);
+        let walked = said.ahead_edge.min(said.newest).max(last);
+        let sequence = if cut { last } else { walked };
+        let caught_up = !cut && said.ahead_edge >= said.newest;
+        rows.extend(ahead);
+        Ok(Page { rows, position: Position { sequence, context: next.to_string() }, caught_up })
     }
 
-    async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
-        // The newest sequence comes from the same snapshot: when nothing more was visible, the
-        // cursor may pass everything up to it, or a relay of quiet shards would walk over the
-        // others' events again with every poll.
-        const AHEAD: &str = concat!(
-            "select ",
-            columns!(),
-            ", n.newest
-            from (
-                select (select sequence from {events} order by sequence desc limit 1) as newest
-            ) n
-            left join lateral (
-                select * from {events} e
-                where e.sequence > $1 and e.shard = any($3) and e.not_before is null
-                  and ",
-            unsettled!(),
-            "
-                order by e.sequence
-                limit $2
-            ) e on true"
-        );
-        const AHEAD_IN_ALL: &str = concat!(
-            "select ",
-            columns!(),
-            ", n.newest
-            from (
-                select (select sequence from {events} order by sequence desc limit 1) as newest
-            ) n
-            left join lateral (
-                select * from {events} e
-                where e.sequence > $1 and e.not_before is null
-                  and ",
-            unsettled!(),
-            "
-                order by e.sequence
-                limit $2
-            ) e on true"
-        );
-
-        let query = if self.all_shards(shards) {
-            sqlx::query(self.tables.sql(AHEAD_IN_ALL)).bind(from.sequence).bind(limit as i64)
-        } else {
-            sqlx::query(self.tables.sql(AHEAD))
-                .bind(from.sequence)
-                .bind(limit as i64)
-                .bind(shard_numbers(shards))
-        };
-        let mut session = self.sessions.take("reading ahead").await?;
-        let rows = query.fetch_all(&mut *session).await.map_err(failed("reading ahead"))?;
-        session.done();
-        let newest = newest(&rows).map_err(failed("reading ahead"))?;
-        let rows = in_order(&rows).map_err(failed("reading ahead"))?;
-        let caught_up = rows.len() < limit;
-        let last = rows.last().map_or(from.sequence, |row| row.sequence);
-        let sequence = if caught_up { last.max(newest) } else { last };
-        Ok(Page { rows, position: Position { sequence, context: from.context.clone() }, caught_up })
-    }
-
-    async fn read_late(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
-        // What `prev` could not see and this statement's own snapshot can. Transactions that are
-        // still open are left out by their id: one that stays open for hours with many events
-        // would be walked over with every poll. A snapshot from the future is that of a server
-        // which lost its last transactions in a failover: then everything is looked at again.
-        // Two inequalities in a subquery of their own instead of `xid = any(…)`: where one
-        // transaction wrote most of the table, an equality looks to the planner as if it fetched
-        // most of the table, and it would scan it.
+    async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
+        // Transactions that are still open are left out by their id: one that stays open for hours
+        // with many events would be walked over with every poll. A snapshot of the future is that of
+        // another server: then everything is looked at again.
+        const DOING: &str = "reading late commits";
         const LATE: &str = concat!(
             seen!(),
-            " select ",
+            late!(" and e.shard = any($7)"),
+            ", range as (select 0::bigint as newest, 0::bigint as ahead_edge)
+            select ",
             columns!(),
             ", null::text from (",
-            late!("and e.shard = any($3)"),
-            " limit $4) e
+            late_rows!(),
+            ") e
             union all
             select ",
             no_columns!(),
-            ", cur::text from seen"
+            ", ",
+            said!(),
+            " from seen, edge, range"
         );
 
-        let mut session = self.sessions.take("reading late commits").await?;
-        let rows = sqlx::query(self.tables.sql(LATE))
-            .bind(snapshot(from))
-            .bind(from.sequence)
-            .bind(shard_numbers(shards))
-            .bind(limit as i64)
-            .fetch_all(&mut *session)
-            .await
-            .map_err(failed("reading late commits"))?;
-        session.done();
-        let context = match no_event(&rows) {
-            Some(row) => row.try_get(COLUMNS).map_err(failed("reading late commits"))?,
-            None => from.context.clone(),
+        let Some(context) = Context::parse(&from.context) else {
+            return Ok(Page { rows: Vec::new(), position: from.clone(), caught_up: true });
         };
-        let rows = in_order(&rows).map_err(failed("reading late commits"))?;
-        let caught_up = rows.len() < limit;
-        let context = if caught_up { context } else { from.context.clone() };
-        Ok(Page { rows, position: Position { sequence: from.sequence, context }, caught_up })
+        let query = sqlx::query(self.tables.sql(LATE))
+            .bind(context.snapshot.to_string())
+            .bind(from.sequence)
+            .bind(context.walk.as_ref().map_or(0, |walk| walk.after))
+            .bind(WALKED)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
+            .bind(shard_numbers(shards));
+        let mut session = self.sessions.take(DOING).await?;
+        let (rows, said) = page(query, &mut session).await.map_err(failed(DOING))?;
+        session.done();
+        let said = said.ok_or_else(|| unsaid(DOING))?;
+        let Some(next) = said.next(Some(&context), DOING)? else {
+            return Ok(said.start_again());
+        };
+        if next.snapshot.is_too_wide() {
+            return self.narrowed(from).await;
+        }
+        let until = said.late_until(&rows, limit.rows, bytes(limit.bytes));
+        let walking = context.walk.is_some();
+        // What became visible while the walk was under way is found by the next one.
+        let seen = context.walk.map_or(next.snapshot, |walk| walk.next);
+        let context = match until {
+            Some(after) => Context { walk: Some(Walk { next: seen, after }), ..context },
+            None => Context { snapshot: seen, walk: None, ..context },
+        };
+        let position = Position { sequence: from.sequence, context: context.to_string() };
+        Ok(Page { rows, position, caught_up: until.is_none() && !walking })
     }
 
-    async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
+    fn join(&self, positions: &[Position]) -> Position {
+        context::join(positions)
+    }
+
+    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
         // `statement_timestamp()` is the time of the statement and, unlike `clock_timestamp()`,
         // one that an index scan can start from.
         const DUE: &str = concat!(
@@ -248,31 +313,54 @@ impl Read for PostgresStore {
                 limit 1
             ) as micros) n
             left join lateral (
-                select * from {events} e
-                where e.not_before <= statement_timestamp() and e.shard = any($1)
-                  and ",
+                select * from (
+                    select e.*, coalesce(sum(octet_length(e.payload)
+                            + coalesce(octet_length(e.headers), 0))
+                        over (order by e.not_before, e.sequence
+                              rows between unbounded preceding and 1 preceding), 0) as bytes_before
+                    from (
+                        select * from {events} e
+                        where e.not_before <= statement_timestamp()
+                          and (e.not_before, e.sequence) > ($4, $5)
+                          and e.shard = any($1) and ",
             unsettled!(),
             "
-                order by e.not_before
-                limit $2
+                        order by e.not_before, e.sequence
+                        limit $2
+                    ) e
+                ) e where e.bytes_before < $3
             ) e on true
             order by e.not_before, e.sequence"
         );
+        const DOING: &str = "reading due events";
 
-        let mut session = self.sessions.take("reading due events").await?;
-        let rows = sqlx::query(self.tables.sql(DUE))
+        let after = after.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
+        let mut session = self.sessions.take(DOING).await?;
+        let mut next: Option<i64> = None;
+        let mut last = None;
+        let rows: Vec<Option<Fetched>> = sqlx::query(self.tables.sql(DUE))
             .bind(shard_numbers(shards))
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
+            .bind(Micros(after.at))
+            .bind(after.sequence)
+            .try_map(|row: PgRow| {
+                next = row.try_get(COLUMNS)?;
+                let event = event(&row)?;
+                if let Some(event) = &event {
+                    let at = row.try_get_unchecked::<Micros, _>(18)?.0;
+                    last = Some(DueKey { at, sequence: event.sequence });
+                }
+                Ok(event)
+            })
             .fetch_all(&mut *session)
             .await
-            .map_err(failed("reading due events"))?;
+            .map_err(failed(DOING))?;
         session.done();
-        let next: Option<i64> = match rows.first() {
-            Some(row) => row.try_get(COLUMNS).map_err(failed("reading due events"))?,
-            None => None,
-        };
+        let rows: Vec<Fetched> = rows.into_iter().flatten().collect();
         Ok(Due {
-            rows: fetched_all(&rows).map_err(failed("reading due events"))?,
+            more: last.filter(|_| is_cut(&rows, limit.rows, bytes(limit.bytes))),
+            rows,
             next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
         })
     }
@@ -297,18 +385,23 @@ impl Read for PostgresStore {
                 where p.aggregate_id = e.aggregate_id and p.sequence < e.sequence
                 order by p.aggregate_id desc, p.sequence desc
                 limit 20
-            ) else '{}' end
+            ) else '{}' end, coalesce((select token::text from {life}), '-')
             from {events} e
             where e.sequence = any($1) and e.not_before is null and ",
             unsettled!(),
         );
 
+        let known = Context::parse(&from.context);
+        let mut life = None;
         let mut far = Vec::new();
         let mut session = self.sessions.take("reading hot events").await?;
-        let mut rows = sqlx::query(self.tables.sql(HOT))
+        let mut rows: Vec<HotRow> = sqlx::query(self.tables.sql(HOT))
             .bind(sequences)
             .try_map(|row: PgRow| {
                 let walked: Option<Vec<Option<i64>>> = row.try_get(COLUMNS)?;
+                if life.is_none() {
+                    life = Some(row.try_get::<String, _>(COLUMNS + 1)?);
+                }
                 let row = fetched(&row)?;
                 if walked.as_ref().is_some_and(|walked| walked.len() >= WALK) {
                     far.push(row.sequence);
@@ -319,6 +412,16 @@ impl Read for PostgresStore {
             .fetch_all(&mut *session)
             .await
             .map_err(failed("reading hot events"))?;
+        if known.as_ref().zip(life).is_some_and(|(known, life)| known.life != life) {
+            return Err(moved("reading hot events"));
+        }
+        if known.is_none_or(|known| known.walk.is_some()) {
+            // Late commits are being read: which of them this reader knows takes too long to tell.
+            for row in rows.iter_mut().filter(|row| far.contains(&row.row.sequence)) {
+                row.previous = None;
+            }
+            far.clear();
+        }
         if !far.is_empty() {
             let far_rows = self.read_hot_far(&mut session, &far, from).await?;
             rows.retain(|row| !far.contains(&row.row.sequence));
@@ -329,23 +432,34 @@ impl Read for PostgresStore {
         Ok(rows)
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+        // By comparisons of tuples: an equality on a lane that holds most of the table looks to the planner
+        // as if the primary key were the better way.
         const HELD: &str = concat!(
             "select ",
             columns!(),
-            " from {events} e
-            where e.lane = $1 and e.wait = 'held' and e.destination = $2 and ",
-            unsettled!(),
-            "
-            order by e.sequence
-            limit $3"
+            " from (",
+            within!(
+                concat!(
+                    "select * from {events} e
+                    where e.lane is not null
+                      and (e.lane, e.destination, e.wait, e.sequence) > ($1, $2, 'held', 0)
+                      and (e.lane, e.destination, e.wait, e.sequence)
+                          <= ($1, $2, 'held', 9223372036854775807) and ",
+                    unsettled!(),
+                    " order by e.lane, e.destination, e.wait, e.sequence limit $3"
+                ),
+                "$4"
+            ),
+            ") e order by e.sequence"
         );
 
         let mut session = self.sessions.take("reading held events").await?;
         let rows = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
             .try_map(|row: PgRow| fetched(&row))
             .fetch_all(&mut *session)
             .await
@@ -354,22 +468,28 @@ impl Read for PostgresStore {
         Ok(rows)
     }
 
-    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {
         const BLOCKERS: &str = concat!(
             "select ",
             columns!(),
-            " from {events} e
-            where e.lane is not null and e.wait in ('retry', 'suspect')
-              and e.not_before <= statement_timestamp() and ",
-            unsettled!(),
-            "
-            order by e.lane, e.sequence
-            limit $1"
+            " from (",
+            within!(
+                concat!(
+                    "select * from {events} e
+                    where e.lane is not null and e.wait in ('retry', 'suspect')
+                      and e.not_before <= statement_timestamp() and ",
+                    unsettled!(),
+                    " order by e.lane, e.sequence limit $1"
+                ),
+                "$2"
+            ),
+            ") e order by e.lane, e.sequence"
         );
 
         let mut session = self.sessions.take("reading what blocks lanes").await?;
         let rows = sqlx::query(self.tables.sql(BLOCKERS))
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
             .try_map(|row: PgRow| fetched(&row))
             .fetch_all(&mut *session)
             .await
@@ -378,39 +498,103 @@ impl Read for PostgresStore {
         Ok(rows)
     }
 
-    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
-        const BLOCKED: &str = "
-            select e.destination, e.lane, bool_or(e.wait in ('retry', 'suspect')),
-                   bool_or(e.wait = 'parked')
-            from {events} e
-            where e.lane is not null and e.destination is not null and e.shard = any($1)
-              and e.sent_at is null and e.discarded_at is null
-              and (e.dead_at is null or e.wait = 'parked')
-            group by e.destination, e.lane";
+    async fn read_blocked(
+        &self,
+        shards: &[u16],
+        after: Option<&LaneKey>,
+        limit: usize,
+    ) -> Result<BlockedLanes> {
+        // From lane to lane by the index: a lane with a million held events is one step.
+        const BLOCKED: &str = concat!(
+            "with recursive lanes as (
+                (
+                    select lane, destination, shard, 1 as number from {events}
+                    where lane is not null and destination is not null
+                      and (lane, destination) > ($1, $2)
+                    order by lane, destination
+                    limit 1
+                )
+                union all
+                select n.lane, n.destination, n.shard, l.number + 1 from lanes l
+                cross join lateral (
+                    select e.lane, e.destination, e.shard from {events} e
+                    where e.lane is not null and e.destination is not null
+                      and (e.lane, e.destination) > (l.lane, l.destination)
+                    order by e.lane, e.destination
+                    limit 1
+                ) n
+                where l.number < $3
+            )
+            select l.destination, l.lane, coalesce(b.waiting, false), coalesce(b.parked, false),
+                (l.shard = any($4) or l.lane = 0)
+            from lanes l
+            left join lateral (select ",
+            blocked_by!(),
+            ") b (waiting, parked) on l.shard = any($4) or l.lane = 0
+            order by l.number"
+        );
 
         let mut session = self.sessions.take("reading blocked lanes").await?;
-        let rows = sqlx::query(self.tables.sql(BLOCKED))
+        let lanes: Vec<(Blocked, bool)> = sqlx::query(self.tables.sql(BLOCKED))
+            .bind(after.map_or(i64::MIN, |after| after.key.0))
+            .bind(after.map_or("", |after| after.destination.as_str()))
+            .bind(limit as i64)
             .bind(shard_numbers(shards))
-            .try_map(|row: PgRow| {
-                Ok(Blocked {
-                    destination: row.try_get(0)?,
-                    key: Key(row.try_get(1)?),
-                    waiting: row.try_get::<Option<bool>, _>(2)?.unwrap_or(false),
-                    parked: row.try_get::<Option<bool>, _>(3)?.unwrap_or(false),
-                })
-            })
+            .try_map(|row: PgRow| Ok((blocked(&row)?, row.try_get(4)?)))
             .fetch_all(&mut *session)
             .await
             .map_err(failed("reading blocked lanes"))?;
         session.done();
-        Ok(rows)
+        Ok(BlockedLanes::walked(lanes, limit))
     }
+
+    async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>> {
+        const STILL: &str = concat!(
+            "select l.destination, l.lane, ",
+            blocked_by!(),
+            " from unnest($1::bigint[], $2::text[]) as l (lane, destination)"
+        );
+
+        let keys: Vec<i64> = lanes.iter().map(|lane| lane.key.0).collect();
+        let destinations: Vec<&str> = lanes.iter().map(|lane| lane.destination.as_str()).collect();
+        let mut session = self.sessions.take("looking at blocked lanes").await?;
+        let rows: Vec<Blocked> = sqlx::query(self.tables.sql(STILL))
+            .bind(keys)
+            .bind(destinations)
+            .try_map(|row: PgRow| blocked(&row))
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed("looking at blocked lanes"))?;
+        session.done();
+        Ok(rows.into_iter().filter(|lane| lane.waiting || lane.parked).collect())
+    }
+}
+
+fn blocked(row: &PgRow) -> sqlx::Result<Blocked> {
+    Ok(Blocked {
+        destination: row.try_get(0)?,
+        key: Key(row.try_get(1)?),
+        waiting: row.try_get(2)?,
+        parked: row.try_get(3)?,
+    })
 }
 
 /// How far back the history of an aggregate is walked.
 const WALK: usize = 20;
 
 impl PostgresStore {
+    /// Nothing was read: a snapshot named too many ids. They are subtransactions of somebody while nothing
+    /// else ends, so a transaction of ours ends, and the next snapshot is narrow.
+    async fn narrowed(&self, from: &Position) -> Result<Page> {
+        const END_ONE: &str = "select pg_current_xact_id()::text";
+        const DOING: &str = "ending a transaction";
+
+        let mut session = self.sessions.take(DOING).await?;
+        sqlx::query(END_ONE).execute(&mut *session).await.map_err(failed(DOING))?;
+        session.done();
+        Ok(Page { rows: Vec::new(), position: from.clone(), caught_up: false })
+    }
+
     /// Rows of the hot path whose key has a long history.
     async fn read_hot_far(
         &self,
@@ -419,14 +603,32 @@ impl PostgresStore {
         from: &Position,
     ) -> Result<Vec<HotRow>> {
         // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that
-        // the store cannot tell. Behind the cursor only what the context could not see is unknown;
-        // it is found as `read_late` finds it.
+        // the store cannot tell. At or before the cursor only what the context could not see is
+        // unknown; it is found as `read_late` finds it, unless there is much of it.
         const FAR: &str = concat!(
             seen!(),
-            " select ",
+            ", late as materialized (
+                select p.* from unnest((select ended from seen)) x
+                cross join lateral (
+                    select p.* from {events} p
+                    where (p.xid, p.sequence) > (x, 0) and (p.xid, p.sequence) <= (x, $3)
+                    order by p.xid, p.sequence
+                    limit 500
+                ) p
+                limit 500
+            )
+            select ",
             columns!(),
-            ", case when e.ordering_key <> '' or h.walked >= 20 then null
-                    else coalesce(h.ahead, '{}') || coalesce(l.late, '{}') end
+            ", case when e.ordering_key <> '' or h.walked >= 20
+                        or (select count(*) >= 500 from late) then null
+                    else coalesce(h.ahead, '{}') || array(
+                        select p.sequence from late p
+                        where e.ordering_key is null and p.ordering_key is null
+                          and p.aggregate_id = e.aggregate_id
+                          and p.aggregate_type = e.aggregate_type
+                          and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                          and p.sent_at is null and p.dead_at is null and p.discarded_at is null
+                    ) end
             from {events} e
             left join lateral (
                 select count(*) as walked,
@@ -444,25 +646,6 @@ impl PostgresStore {
                     limit 20
                 ) p
             ) h on e.ordering_key is null and e.aggregate_id is not null
-            left join lateral (
-                select array_agg(p.sequence) as late
-                from (
-                    select p.* from seen s cross join unnest(s.ended) x
-                    cross join lateral (
-                        select * from {events} p where p.xid >= x and p.xid <= x offset 0
-                    ) p
-                    union all
-                    select p.* from seen s cross join lateral (
-                        select * from {events} p
-                        where p.xid >= s.since and p.xid < pg_snapshot_xmax(s.cur) offset 0
-                    ) p
-                ) p
-                where p.sequence <= $3 and p.aggregate_id = e.aggregate_id
-                  and p.aggregate_type = e.aggregate_type
-                  and coalesce(p.tenant, '') = coalesce(e.tenant, '')
-                  and p.ordering_key is null
-                  and p.sent_at is null and p.dead_at is null and p.discarded_at is null
-            ) l on e.ordering_key is null and e.aggregate_id is not null
             where e.sequence = any($2) and e.not_before is null and ",
             unsettled!(),
             "
@@ -470,7 +653,7 @@ impl PostgresStore {
         );
 
         sqlx::query(self.tables.sql(FAR))
-            .bind(snapshot(from))
+            .bind(snapshot(Context::parse(&from.context).as_ref()))
             .bind(sequences)
             .bind(from.sequence)
             .try_map(|row: PgRow| {
@@ -483,22 +666,105 @@ impl PostgresStore {
 }
 
 /// The snapshot of a position. Without one nothing is known to have been seen.
-fn snapshot(from: &Position) -> &str {
-    if from.context.is_empty() { "1:1:" } else { &from.context }
+fn snapshot(context: Option<&Context>) -> String {
+    context.map_or_else(|| "1:1:".to_owned(), |context| context.snapshot.to_string())
 }
 
-/// The newest sequence that the statement saw, which it adds to the columns.
-fn newest(rows: &[PgRow]) -> sqlx::Result<i64> {
-    match rows.first() {
-        Some(row) => Ok(row.try_get::<Option<i64>, _>(COLUMNS)?.unwrap_or(0)),
-        None => Ok(0),
+/// Bytes as they are bound.
+fn bytes(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX).max(1)
+}
+
+fn half(limit: usize) -> i64 {
+    bytes(limit.div_ceil(2))
+}
+
+/// Whether a page ends because of its limits, and not because there was no more.
+fn is_cut(rows: &[Fetched], most: usize, bytes: i64) -> bool {
+    let sum: usize = rows.iter().map(|row| row.bytes).sum();
+    rows.len() >= most || i64::try_from(sum).is_ok_and(|sum| sum >= bytes)
+}
+
+/// What a read says once for all its rows.
+#[derive(Debug)]
+struct Said {
+    snapshot: Snapshot,
+    newest: i64,
+    ahead_edge: i64,
+    late_edge: i64,
+    file: i64,
+    life: String,
+}
+
+impl Said {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let snapshot = Snapshot::parse(words.next()?)?.with_begun(words.next()?.parse().ok()?);
+        let mut number = || words.next()?.parse().ok();
+        let (newest, ahead_edge, late_edge, file) = (number()?, number()?, number()?, number()?);
+        Some(Self { snapshot, newest, ahead_edge, late_edge, file, life: words.next()?.to_owned() })
+    }
+
+    /// The context of this read. `None` when what `known` says is of no use here: numbers or transaction
+    /// ids have begun again.
+    fn next(&self, known: Option<&Context>, doing: &str) -> Result<Option<Context>> {
+        let next = Context {
+            snapshot: self.snapshot.clone(),
+            file: self.file,
+            life: self.life.clone(),
+            walk: None,
+        };
+        match known {
+            Some(known) if known.life != self.life => Err(moved(doing)),
+            // Transaction ids rise as long as it is the same server.
+            Some(known) if known.file != self.file => Ok(None),
+            Some(known) if known.snapshot.xmax > self.snapshot.xmax => Ok(None),
+            _ => Ok(Some(next)),
+        }
+    }
+
+    /// Everything is read again; what is settled is walked over.
+    fn start_again(self) -> Page {
+        let context =
+            Context { snapshot: self.snapshot, file: self.file, life: self.life, walk: None };
+        let position = Position { sequence: 0, context: context.to_string() };
+        Page { rows: Vec::new(), position, caught_up: false }
+    }
+
+    /// Up to where late rows were read, unless these are all.
+    fn late_until(&self, rows: &[Fetched], most: usize, bytes: i64) -> Option<i64> {
+        match rows.last() {
+            Some(last) if is_cut(rows, most, bytes) => Some(last.sequence),
+            _ => (self.late_edge > 0).then_some(self.late_edge),
+        }
     }
 }
 
-/// The row that is said once, for all of them. It is the last one, though a union does not promise it.
-fn no_event(rows: &[PgRow]) -> Option<&PgRow> {
-    let is_event = |row: &PgRow| matches!(row.try_get_unchecked::<Option<i64>, _>(0), Ok(Some(_)));
-    rows.iter().rev().find(|row| !is_event(row))
+/// Decodes rows as they come, and what is said once. A union does not promise an order, so it is looked at.
+async fn page(
+    query: sqlx::query::Query<'_, Postgres, PgArguments>,
+    session: &mut PgConnection,
+) -> sqlx::Result<(Vec<Fetched>, Option<Said>)> {
+    let mut said = None;
+    let rows: Vec<Option<Fetched>> = query
+        .try_map(|row: PgRow| {
+            let event = event(&row)?;
+            if event.is_none() {
+                said = row.try_get::<Option<&str>, _>(COLUMNS)?.and_then(Said::parse);
+            }
+            Ok(event)
+        })
+        .fetch_all(session)
+        .await?;
+    let mut rows: Vec<Fetched> = rows.into_iter().flatten().collect();
+    if !rows.is_sorted_by_key(|row| row.sequence) {
+        rows.sort_unstable_by_key(|row| row.sequence);
+    }
+    Ok((rows, said))
+}
+
+fn unsaid(doing: &str) -> Error {
+    Error::new(ErrorKind::Database, format!("{doing} failed: the answer is incomplete"))
 }
 
 /// The rows in the order of their sequence. A join does not promise to keep it, so it is looked at.

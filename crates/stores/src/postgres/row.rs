@@ -144,20 +144,23 @@ pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,
         wait: wait(row)?,
+        bytes: stored.payload.len() + stored.headers.as_ref().map_or(0, String::len),
         content: stored.decode().map(Box::new),
     })
 }
 
-/// All rows of an answer that hold an event: a `left join` gives one without when there is none, and a
-/// union can have one for what is said once.
-pub(super) fn fetched_all(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
-    let mut events = Vec::with_capacity(rows.len());
-    for row in rows {
-        if row.try_get_unchecked::<Option<i64>, _>(0)?.is_some() {
-            events.push(fetched(row)?);
-        }
+/// The row, if it holds an event: a `left join` gives one without when there is none, and a union can
+/// have one for what is said once.
+pub(super) fn event(row: &PgRow) -> sqlx::Result<Option<Fetched>> {
+    match row.try_get_unchecked::<Option<i64>, _>(0)? {
+        Some(_) => fetched(row).map(Some),
+        None => Ok(None),
     }
-    Ok(events)
+}
+
+/// All rows of an answer that hold an event.
+pub(super) fn fetched_all(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
+    rows.iter().filter_map(|row| event(row).transpose()).collect()
 }
 
 /// The row as an operator gets it.

@@ -8,12 +8,13 @@ use super::PostgresStore;
 use crate::{failure::failed, version};
 
 /// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 5] = [
+pub(super) const MIGRATIONS: [(i32, &str); 6] = [
     (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
     (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/postgres/0003_audit.sql")),
     (4, include_str!("../../migrations/postgres/0004_lists.sql")),
     (5, include_str!("../../migrations/postgres/0005_shard.sql")),
+    (6, include_str!("../../migrations/postgres/0006_progress.sql")),
 ];
 
 /// The version that this binary knows.

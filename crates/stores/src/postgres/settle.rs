@@ -65,12 +65,16 @@ impl Settle for PostgresStore {
 /// nobody has analysed the table, and then takes longer than all the rest.
 macro_rules! lease {
     () => {
-        "with lease as materialized (
-            select shard, epoch from {shards}
-            where tenant_group = '' and locked_by = $1 and shard = any($2)
-            order by shard
-            for share
-        )"
+        concat!(
+            "with lease as materialized (
+                select shard, epoch from {shards}
+                where tenant_group = '' and locked_by = $1 and shard = any($2) and ",
+            alive!(),
+            "
+                order by shard
+                for share
+            )"
+        )
     };
 }
 

@@ -20,13 +20,16 @@ impl Audit for SqliteStore {
         const BEGIN: &str = "
             insert into {audit} (changed_by, action, subject) values (?1, ?2, ?3) returning id";
 
-        sqlx::query_scalar(self.tables.sql(BEGIN))
+        // All rows, although there is one: SQLite commits after the last row, and `fetch_one` would
+        // not see that the commit failed.
+        let ids: Vec<i64> = sqlx::query_scalar(self.tables.sql(BEGIN))
             .bind(cut(&change.by, 200))
             .bind(cut(&change.action, 50))
             .bind(cut(&change.subject, 4_000))
-            .fetch_one(&self.writer)
+            .fetch_all(&self.writer)
             .await
-            .map_err(failed("writing the audit"))
+            .map_err(failed("writing the audit"))?;
+        ids.first().copied().ok_or(sqlx::Error::RowNotFound).map_err(failed("writing the audit"))
     }
 
     async fn audit_end(&self, id: i64, affected: u64, error: Option<&str>) -> Result<()> {

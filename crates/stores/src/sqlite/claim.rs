@@ -192,14 +192,17 @@ impl Claim for SqliteStore {
         let Some(expired) = expired else {
             return Ok(None);
         };
-        sqlx::query(self.tables.sql(CLAIM_EXPIRED))
+        // All rows, although there is at most one: SQLite commits after the last row, and
+        // `fetch_optional` would not see that the commit failed.
+        let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(expired)
             .try_map(|row| fetched(&row))
-            .fetch_optional(&self.writer)
+            .fetch_all(&self.writer)
             .await
-            .map_err(failed("claiming an expired event"))
+            .map_err(failed("claiming an expired event"))?;
+        Ok(rows.into_iter().next())
     }
 
     async fn claim_hot(

@@ -12,7 +12,7 @@ use super::{
     SqliteStore,
     row::{now, time_of_ours},
 };
-use crate::failure::failed;
+use crate::{control::pausable, failure::failed};
 
 #[async_trait]
 impl Control for SqliteStore {
@@ -21,20 +21,22 @@ impl Control for SqliteStore {
             select kind, name, value, set_by, set_at from {controls}
             order by set_at, kind, name";
 
-        sqlx::query(self.tables.sql(PAUSES))
+        let pauses: Vec<Option<Pause>> = sqlx::query(self.tables.sql(PAUSES))
             .try_map(|row: SqliteRow| {
-                let what = Pausable::parse(row.try_get(0)?, row.try_get(1)?)
-                    .map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-                Ok(Pause {
+                let Some(what) = pausable(row.try_get(0)?, row.try_get(1)?) else {
+                    return Ok(None);
+                };
+                Ok(Some(Pause {
                     what,
                     note: row.try_get(2)?,
                     by: row.try_get(3)?,
                     since: time_of_ours(&row, 4)?,
-                })
+                }))
             })
             .fetch_all(&self.reader)
             .await
-            .map_err(failed("reading pauses"))
+            .map_err(failed("reading pauses"))?;
+        Ok(pauses.into_iter().flatten().collect())
     }
 
     async fn pause(&self, what: &Pausable, by: &str, note: Option<&str>) -> Result<bool> {

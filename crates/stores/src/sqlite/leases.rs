@@ -193,14 +193,14 @@ impl SqliteStore {
         // `returning` shows a row as it has become: who held it is asked before.
         const FREE: &str = concat!(
             "select shard, epoch + 1, mark, mark_context,
-                   case when locked_by is not null then coalesce(
-                       (select reserved from {relays} where owner = locked_by),
-                       (select max(sequence) from {events}),
-                       0
+                   case when locked_by <> ?2 then min(
+                       coalesce((select reserved from {relays} where owner = locked_by),
+                           9223372036854775807),
+                       coalesce((select max(sequence) from {events}), 0)
                    ) end
             from {shards}
             where tenant_group = '' and shard in (select value from json_each(?1))
-              and (locked_by is null or locked_until < ",
+              and (locked_by is null or locked_by = ?2 or locked_until < ",
             now!(),
             ")
             order by shard"
@@ -215,6 +215,7 @@ impl SqliteStore {
 
         let leases = sqlx::query(self.tables.sql(FREE))
             .bind(list(wanted.iter().copied()))
+            .bind(relay.owner())
             .try_map(|row: SqliteRow| {
                 Ok(ShardLease {
                     held: Held { shard: row.try_get(0)?, epoch: row.try_get(1)? },

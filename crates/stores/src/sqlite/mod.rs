@@ -11,6 +11,8 @@ mod row;
 
 mod schema;
 
+mod transaction;
+
 mod enqueue;
 
 mod leases;
@@ -50,6 +52,7 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteSynchronous},
 };
 
+use self::transaction::WriteTransaction;
 use crate::{Dialect, Enqueued, Options, Tables, failure::failed};
 
 /// How long a statement waits for the write lock of another process.
@@ -114,10 +117,9 @@ impl SqliteStore {
         &self.tables
     }
 
-    /// A transaction that has the write lock from its start: one that takes it later fails when
-    /// another process wrote in between.
-    async fn begin(&self, doing: &'static str) -> Result<Transaction<'static, Sqlite>> {
-        self.writer.begin_with("begin immediate").await.map_err(failed(doing))
+    /// A transaction that has the write lock from its start.
+    async fn begin(&self, doing: &'static str) -> Result<WriteTransaction> {
+        WriteTransaction::begin(&self.writer).await.map_err(failed(doing))
     }
 }
 
@@ -135,7 +137,7 @@ impl Dialect for Sqlite {
     }
 
     async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Self>, sqlx::Error> {
-        pool.begin_with("begin immediate").await
+        transaction::begin(pool).await
     }
 
     fn store(pool: SqlitePool, tables: Tables) -> Arc<dyn Store> {

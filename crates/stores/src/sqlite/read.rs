@@ -3,30 +3,53 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::{StreamExt, stream::BoxStream};
 use posthaste_core::{
     Key, Result,
-    store::{Blocked, Due, Fetched, HotRow, Page, Position, Read},
+    store::{
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+    },
 };
 use sqlx::{Row, sqlite::SqliteRow};
 
 use super::{
     SqliteStore, list,
-    row::{COLUMNS, FOR_EVER, columns, fetched, fetched_all, now, unsettled},
+    row::{COLUMNS, FOR_EVER, columns, fetched, fetched_all, fresh, now, unsettled},
 };
 use crate::failure::failed;
 
+/// Most rows that a read ahead walks over: what is settled already costs time, too.
+const WINDOW: i64 = 50_000;
+
+/// Whether a retry or suspect, and whether a dead event, blocks the lane `l`.
+macro_rules! blocked_by {
+    () => {
+        "exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination
+              and e.wait in ('retry', 'suspect') and e.sent_at is null
+              and e.discarded_at is null and e.dead_at is null
+        ),
+        exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'parked'
+              and e.sent_at is null and e.discarded_at is null
+        )"
+    };
+}
+
 #[async_trait]
 impl Read for SqliteStore {
-    async fn read_ahead(&self, shards: &[u16], from: &Position, limit: usize) -> Result<Page> {
-        const AHEAD: &str = concat!(
+    async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
+        const ON: &str = concat!(
             "select ",
             columns!(),
             " from {events}
-            where sequence > ?1 and not_before is null and ",
-            unsettled!(),
+            where sequence > ?1 and sequence <= ?2 and ",
+            fresh!(),
             "
             order by sequence
-            limit ?2"
+            limit ?3"
         );
 
         if !shards.contains(&0) {
@@ -34,37 +57,39 @@ impl Read for SqliteStore {
         }
         // Asked before: when the read finds nothing more, the cursor may pass everything up to it,
         // or delayed events would be walked over again with every poll.
-        let newest = self.newest().await?;
-        let rows = sqlx::query(self.tables.sql(AHEAD))
-            .bind(from.sequence)
-            .bind(limit as i64)
-            .fetch_all(&self.reader)
-            .await
-            .map_err(failed("reading ahead"))?;
-        let rows = fetched_all(&rows).map_err(failed("reading ahead"))?;
-        let caught_up = rows.len() < limit;
+        let (newest, edge) = self.range(from.sequence).await?;
+        let query =
+            sqlx::query(self.tables.sql(ON)).bind(from.sequence).bind(edge).bind(limit.rows as i64);
+        let (rows, cut) =
+            page(query.fetch(&self.reader), limit, fetched).await.map_err(failed("reading on"))?;
         let last = rows.last().map_or(from.sequence, |row| row.sequence);
-        let sequence = if caught_up { last.max(newest) } else { last };
-        Ok(Page { rows, position: Position { sequence, context: from.context.clone() }, caught_up })
+        let sequence = if cut { last } else { last.max(newest.min(edge)) };
+        let position = Position { sequence, context: from.context.clone() };
+        Ok(Page { rows, position, caught_up: !cut && edge >= newest })
     }
 
     /// There are none: with one writer at a time, a sequence is visible before the next is taken.
-    async fn read_late(&self, _shards: &[u16], from: &Position, _limit: usize) -> Result<Page> {
+    async fn read_late(&self, _shards: &[u16], from: &Position, _limit: Limit) -> Result<Page> {
         Ok(nothing(from))
     }
 
-    async fn read_due(&self, shards: &[u16], limit: usize) -> Result<Due> {
+    fn join(&self, positions: &[Position]) -> Position {
+        let first = positions.iter().min_by_key(|position| position.sequence);
+        first.cloned().unwrap_or_default()
+    }
+
+    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
         const DUE: &str = concat!(
             "select ",
             columns!(),
             " from {events}
             where not_before <= ",
             now!(),
-            " and ",
+            " and (not_before, sequence) > (?1, ?2) and ",
             unsettled!(),
             "
-            order by not_before
-            limit ?1"
+            order by not_before, sequence
+            limit ?3"
         );
         const NEXT: &str = concat!(
             "select not_before - ",
@@ -80,20 +105,29 @@ impl Read for SqliteStore {
         );
 
         if !shards.contains(&0) {
-            return Ok(Due { rows: Vec::new(), next: None });
+            return Ok(Due { rows: Vec::new(), more: None, next: None });
         }
-        let rows = sqlx::query(self.tables.sql(DUE))
-            .bind(limit as i64)
-            .fetch_all(&self.reader)
-            .await
-            .map_err(failed("reading due events"))?;
+        let after = after.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
+        let query = sqlx::query(self.tables.sql(DUE))
+            .bind(after.at)
+            .bind(after.sequence)
+            .bind(limit.rows as i64);
+        let mut last = None;
+        let (rows, cut) = page(query.fetch(&self.reader), limit, |row| {
+            let event = fetched(row)?;
+            last = Some(DueKey { at: row.try_get(18)?, sequence: event.sequence });
+            Ok(event)
+        })
+        .await
+        .map_err(failed("reading due events"))?;
         let next: Option<i64> = sqlx::query_scalar(self.tables.sql(NEXT))
             .bind(FOR_EVER)
             .fetch_optional(&self.reader)
             .await
             .map_err(failed("reading due events"))?;
         Ok(Due {
-            rows: fetched_all(&rows).map_err(failed("reading due events"))?,
+            rows,
+            more: last.filter(|_| cut),
             next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
         })
     }
@@ -146,29 +180,27 @@ impl Read for SqliteStore {
             .map_err(failed("reading hot events"))
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
         const HELD: &str = concat!(
             "select ",
             columns!(),
             " from {events}
-            where lane = ?1 and wait = 'held' and destination = ?2 and ",
+            where lane = ?1 and destination = ?2 and wait = 'held' and ",
             unsettled!(),
             "
             order by sequence
             limit ?3"
         );
 
-        sqlx::query(self.tables.sql(HELD))
+        let query = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
-            .bind(limit as i64)
-            .try_map(|row: SqliteRow| fetched(&row))
-            .fetch_all(&self.reader)
-            .await
-            .map_err(failed("reading held events"))
+            .bind(limit.rows as i64);
+        let read = page(query.fetch(&self.reader), limit, fetched).await;
+        Ok(read.map_err(failed("reading held events"))?.0)
     }
 
-    async fn read_blockers(&self, limit: usize) -> Result<Vec<Fetched>> {
+    async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {
         const BLOCKERS: &str = concat!(
             "select ",
             columns!(),
@@ -182,42 +214,112 @@ impl Read for SqliteStore {
             limit ?1"
         );
 
-        sqlx::query(self.tables.sql(BLOCKERS))
-            .bind(limit as i64)
-            .try_map(|row: SqliteRow| fetched(&row))
-            .fetch_all(&self.reader)
-            .await
-            .map_err(failed("reading what blocks lanes"))
+        let query = sqlx::query(self.tables.sql(BLOCKERS)).bind(limit.rows as i64);
+        let read = page(query.fetch(&self.reader), limit, fetched).await;
+        Ok(read.map_err(failed("reading what blocks lanes"))?.0)
     }
 
-    async fn read_blocked(&self, shards: &[u16]) -> Result<Vec<Blocked>> {
-        const BLOCKED: &str = "
-            select destination, lane, max(wait in ('retry', 'suspect')), max(wait = 'parked')
-            from {events}
-            where lane is not null and destination is not null
-              and sent_at is null and discarded_at is null
-              and (dead_at is null or wait = 'parked')
-            group by lane, destination";
+    async fn read_blocked(
+        &self,
+        shards: &[u16],
+        after: Option<&LaneKey>,
+        limit: usize,
+    ) -> Result<BlockedLanes> {
+        // From lane to lane by the index: a lane with a million held events is one step.
+        const NEXT: &str = concat!(
+            "select l.destination, l.lane, ",
+            blocked_by!(),
+            " from (
+                select lane, destination from {events}
+                where lane is not null and destination is not null
+                  and (lane, destination) > (?1, ?2)
+                order by lane, destination
+                limit 1
+            ) l"
+        );
 
         if !shards.contains(&0) {
-            return Ok(Vec::new());
+            return Ok(BlockedLanes::default());
         }
-        sqlx::query(self.tables.sql(BLOCKED))
-            .try_map(|row: SqliteRow| {
-                Ok(Blocked {
-                    destination: row.try_get(0)?,
-                    key: Key(row.try_get(1)?),
-                    waiting: row.try_get::<Option<bool>, _>(2)?.unwrap_or(false),
-                    parked: row.try_get::<Option<bool>, _>(3)?.unwrap_or(false),
-                })
-            })
+        let first = LaneKey { key: Key(i64::MIN), destination: String::new() };
+        let mut after = after.cloned().unwrap_or(first);
+        let mut lanes: Vec<(Blocked, bool)> = Vec::new();
+        while lanes.len() < limit {
+            let next = sqlx::query(self.tables.sql(NEXT))
+                .bind(after.key.0)
+                .bind(&after.destination)
+                .try_map(|row: SqliteRow| blocked(&row))
+                .fetch_optional(&self.reader)
+                .await
+                .map_err(failed("reading blocked lanes"))?;
+            let Some(lane) = next else { break };
+            after = lane.lane();
+            lanes.push((lane, true));
+        }
+        Ok(BlockedLanes::walked(lanes, limit))
+    }
+
+    async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>> {
+        const STILL: &str = concat!(
+            "select l.destination, l.lane, ",
+            blocked_by!(),
+            " from (select value ->> 0 as lane, value ->> 1 as destination from json_each(?1)) l"
+        );
+
+        let asked = lanes.iter().map(|lane| serde_json::json!([lane.key.0, lane.destination]));
+        let found: Vec<Blocked> = sqlx::query(self.tables.sql(STILL))
+            .bind(list(asked))
+            .try_map(|row: SqliteRow| blocked(&row))
             .fetch_all(&self.reader)
             .await
-            .map_err(failed("reading blocked lanes"))
+            .map_err(failed("looking at blocked lanes"))?;
+        Ok(found.into_iter().filter(|lane| lane.waiting || lane.parked).collect())
     }
 }
 
+fn blocked(row: &SqliteRow) -> sqlx::Result<Blocked> {
+    Ok(Blocked {
+        destination: row.try_get(0)?,
+        key: Key(row.try_get(1)?),
+        waiting: row.try_get(2)?,
+        parked: row.try_get(3)?,
+    })
+}
+
+/// Takes rows as they come until there are enough. Says whether there may be more.
+async fn page(
+    mut rows: BoxStream<'_, sqlx::Result<SqliteRow>>,
+    limit: Limit,
+    mut decode: impl FnMut(&SqliteRow) -> sqlx::Result<Fetched>,
+) -> sqlx::Result<(Vec<Fetched>, bool)> {
+    let (mut page, mut bytes) = (Vec::new(), 0_usize);
+    while let Some(row) = rows.next().await {
+        let row = decode(&row?)?;
+        bytes = bytes.saturating_add(row.bytes);
+        page.push(row);
+        if page.len() >= limit.rows || bytes >= limit.bytes {
+            return Ok((page, true));
+        }
+    }
+    Ok((page, false))
+}
+
 impl SqliteStore {
+    /// The newest sequence, and how far one read may walk beyond `from`.
+    async fn range(&self, from: i64) -> Result<(i64, i64)> {
+        const RANGE: &str = "
+            select coalesce((select max(sequence) from {events}), 0),
+                   coalesce((select sequence from {events} where sequence > ?1
+                             order by sequence limit 1), ?1)";
+
+        let (newest, first): (i64, i64) = sqlx::query_as(self.tables.sql(RANGE))
+            .bind(from)
+            .fetch_one(&self.reader)
+            .await
+            .map_err(failed("reading the newest sequence"))?;
+        Ok((newest, first.saturating_add(WINDOW)))
+    }
+
     /// The newest sequence: everything up to it is visible to every read that begins from now on.
     pub(super) async fn newest(&self) -> Result<i64> {
         const NEWEST: &str = "select coalesce(max(sequence), 0) from {events}";

@@ -90,7 +90,19 @@ macro_rules! unsettled {
     };
 }
 
-pub(super) use {columns, listed_columns, now, record_columns, status, unsettled};
+/// Whether a row waits for nothing, or only for a time that has come.
+macro_rules! fresh {
+    () => {
+        concat!(
+            "(not_before is null or wait is null and not_before <= ",
+            now!(),
+            ") and ",
+            unsettled!()
+        )
+    };
+}
+
+pub(super) use {columns, fresh, listed_columns, now, record_columns, status, unsettled};
 
 /// The row as a relay gets it.
 pub(super) fn fetched(row: &SqliteRow) -> sqlx::Result<Fetched> {
@@ -101,6 +113,9 @@ pub(super) fn fetched(row: &SqliteRow) -> sqlx::Result<Fetched> {
         key: stored.as_ref().ok().and_then(key),
         attempts: attempts(row),
         wait: wait(row),
+        bytes: stored.as_ref().map_or(0, |stored| {
+            stored.payload.len() + stored.headers.as_ref().map_or(0, String::len)
+        }),
         content: stored.and_then(StoredRow::decode).map(Box::new),
     })
 }

@@ -11,11 +11,12 @@ use super::{BUSY_TIMEOUT, SqliteStore};
 use crate::{Tables, failure::failed, version};
 
 /// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 4] = [
+pub(super) const MIGRATIONS: [(i32, &str); 5] = [
     (1, include_str!("../../migrations/sqlite/0001_outbox.sql")),
     (2, include_str!("../../migrations/sqlite/0002_inbox_idempotency.sql")),
     (3, include_str!("../../migrations/sqlite/0003_audit.sql")),
     (4, include_str!("../../migrations/sqlite/0004_lists.sql")),
+    (5, include_str!("../../migrations/sqlite/0005_progress.sql")),
 ];
 
 /// The version that this binary knows.

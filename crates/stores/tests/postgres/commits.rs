@@ -1,6 +1,6 @@
 //! Commits that come late, and settles beside a takeover.
 
-use posthaste_core::store::{Fence, Inspect, Leases, Position, Read, Settle};
+use posthaste_core::store::{Fence, Inspect, Leases, Limit, Position, Read, Settle};
 
 use crate::support::{Outbox, SHARDS, event, new_relay, sent, sequences};
 
@@ -12,22 +12,18 @@ async fn an_open_transaction_stalls_nobody_and_its_event_is_found_after_its_comm
     let slow = outbox.enqueue(&mut open, &[event("slow")]).await[0];
     let quick = outbox.commit(&[event("a"), event("b")]).await;
 
-    let page = outbox.store.read_ahead(&SHARDS, &lease.mark, 10).await.unwrap();
+    let page = outbox.store.read_on(&SHARDS, &lease.mark, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&page.rows), quick);
-    let page = outbox.store.read_late(&SHARDS, &page.position, 1000).await.unwrap();
+    let page = outbox.store.read_late(&SHARDS, &page.position, Limit::rows(1000)).await.unwrap();
     assert!(!sequences(&page.rows).contains(&slow), "it is not committed yet");
     let more = outbox.commit(&[event("c")]).await;
-    let ahead = outbox.store.read_ahead(&SHARDS, &page.position, 10).await.unwrap();
+    let ahead = outbox.store.read_on(&SHARDS, &page.position, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&ahead.rows), more, "the open transaction holds nobody back");
     open.commit().await.unwrap();
 
-    let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
-    assert_eq!(
-        sequences(&late.rows),
-        [slow, more[0]],
-        "what the last snapshot could not see; the caller drops what it knows"
-    );
-    let again = outbox.store.read_late(&SHARDS, &late.position, 1000).await.unwrap();
+    let late = outbox.store.read_late(&SHARDS, &ahead.position, Limit::rows(1000)).await.unwrap();
+    assert_eq!(sequences(&late.rows), [slow]);
+    let again = outbox.store.read_late(&SHARDS, &late.position, Limit::rows(1000)).await.unwrap();
     assert!(again.rows.is_empty(), "found once");
     outbox.drop().await;
 }
@@ -44,8 +40,9 @@ async fn events_that_commit_in_reverse_order_are_all_found() {
     }
     for (sequence, transaction) in open.into_iter().rev() {
         transaction.commit().await.unwrap();
-        let ahead = outbox.store.read_ahead(&SHARDS, &position, 10).await.unwrap();
-        let late = outbox.store.read_late(&SHARDS, &ahead.position, 1000).await.unwrap();
+        let ahead = outbox.store.read_on(&SHARDS, &position, Limit::rows(10)).await.unwrap();
+        let late =
+            outbox.store.read_late(&SHARDS, &ahead.position, Limit::rows(1000)).await.unwrap();
         let found: Vec<i64> = [sequences(&ahead.rows), sequences(&late.rows)].concat();
         assert!(found.contains(&sequence), "{sequence} is missing in {found:?}");
         position = late.position;
@@ -58,11 +55,18 @@ async fn a_snapshot_from_the_future_is_not_trusted() {
     // As after a restore into another server, or a failover that lost the last transactions.
     let outbox = Outbox::new().await;
     let written = outbox.commit(&[event("a"), event("b")]).await;
-    let future = Position { sequence: written[1], context: "999999999:999999999:".to_owned() };
-    let late = outbox.store.read_late(&SHARDS, &future, 1000).await.unwrap();
-    assert_eq!(sequences(&late.rows), written);
-
     let (relay, held) = outbox.hold().await;
+    let known = outbox.context().await;
+    let (_, rest) = known.split_once('|').unwrap();
+    let future = Position { sequence: written[1], context: format!("999999999:999999999:|{rest}") };
+    let late = outbox.store.read_late(&SHARDS, &future, Limit::rows(10)).await.unwrap();
+    let on = outbox.store.read_on(&SHARDS, &future, Limit::rows(10)).await.unwrap();
+    for again in [late, on] {
+        assert!(again.rows.is_empty() && !again.caught_up);
+        let page = outbox.store.read_on(&SHARDS, &again.position, Limit::rows(10)).await.unwrap();
+        assert_eq!(sequences(&page.rows), written, "everything is read again");
+    }
+
     outbox.store.release(&relay, &held, &future).await.unwrap();
     let lease = outbox.acquire().await;
     assert_eq!(lease.mark.sequence, 0, "reading starts again from the first event");

@@ -6,8 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Key, Status,
     store::{
-        Claim, Fence, Filter, Inspect, Operate, Position, Read, Relay, RelayOrdering, RowLease,
-        Schema, Settle,
+        Claim, Fence, Filter, Inspect, Limit, Operate, Position, Read, Relay, RelayOrdering,
+        RowLease, Schema, Settle,
     },
 };
 use posthaste_stores::postgres::PostgresStore;
@@ -27,7 +27,8 @@ async fn success_stays_inside_the_page() {
         .collect();
     outbox.commit(&events).await;
     let (relay, held) = outbox.hold().await;
-    let page = outbox.store.read_ahead(&SHARDS, &Position::default(), 1000).await.unwrap();
+    let page =
+        outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(1000)).await.unwrap();
     let fence = Fence::Shards { owner: relay.owner(), held };
     let settler = outbox.other_process().await;
     for batch in page.rows.chunks(100) {
@@ -61,32 +62,40 @@ async fn no_read_walks_over_what_was_sent() {
         "update {events} set dead_at = now() - interval '1 day', sent_at = null
          where sequence % 5000 = 2",
         "update {events} set sent_at = null where sequence > 19990 and sequence % 5000 > 100",
-        "update {shards} set mark = 19990, mark_context = pg_current_snapshot()::text",
+        "update {shards} set mark = 19990, mark_context = ''",
         "analyze {events}",
     ] {
         outbox.execute(&mut connection, sql).await;
     }
     drop(connection);
-    let near_the_end = Position { sequence: all - 100, context: outbox.snapshot().await };
+    let near_the_end = Position { sequence: all - 100, context: outbox.context().await };
     let some = &SHARDS[..3];
     let of_aggregate = Filter { aggregate_id: Some("7".to_owned()), ..Filter::default() };
     let year = Duration::from_hours(24 * 365);
 
-    outbox.touches_few("read_ahead", async |s| s.read_ahead(some, &near_the_end, 500).await).await;
+    outbox
+        .touches_few("read_ahead", async |s| s.read_on(some, &near_the_end, Limit::rows(500)).await)
+        .await;
     outbox
         .touches_few("read_ahead in all", async |s| {
             s.check().await?;
-            s.read_ahead(&SHARDS, &near_the_end, 500).await
+            s.read_on(&SHARDS, &near_the_end, Limit::rows(500)).await
         })
         .await;
-    outbox.touches_few("read_on", async |s| s.read_on(some, &near_the_end, 500, 1000).await).await;
-    outbox.touches_few("read_late", async |s| s.read_late(some, &near_the_end, 1000).await).await;
-    outbox.touches_few("read_due", async |s| s.read_due(some, 100).await).await;
+    outbox
+        .touches_few("read_on", async |s| s.read_on(some, &near_the_end, Limit::rows(500)).await)
+        .await;
+    outbox
+        .touches_few("read_late", async |s| {
+            s.read_late(some, &near_the_end, Limit::rows(1000)).await
+        })
+        .await;
+    outbox.touches_few("read_due", async |s| s.read_due(some, None, Limit::rows(100)).await).await;
     outbox
         .touches_few("read_hot", async |s| s.read_hot(&[all - 1, all], &near_the_end).await)
         .await;
-    outbox.touches_few("read_held", async |s| s.read_held("d", key, 100).await).await;
-    outbox.touches_few("read_blocked", async |s| s.read_blocked(some).await).await;
+    outbox.touches_few("read_held", async |s| s.read_held("d", key, Limit::rows(100)).await).await;
+    outbox.touches_few("read_blocked", async |s| s.read_blocked(some, None, 1000).await).await;
     outbox
         .touches_few("events of an aggregate", async |s| s.events(&of_aggregate, None, 20).await)
         .await;
@@ -121,10 +130,10 @@ async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_a
     let mut open = outbox.pool.begin().await.unwrap();
     let late = outbox.enqueue(&mut open, &[event("late")]).await[0];
     let quick = outbox.commit(&[event("quick")]).await[0];
-    let position = Position { sequence: quick, context: outbox.snapshot().await };
+    let position = Position { sequence: quick, context: outbox.context().await };
     open.commit().await.unwrap();
 
-    let read = async |s: &PostgresStore| s.read_late(&SHARDS, &position, 1000).await;
+    let read = async |s: &PostgresStore| s.read_late(&SHARDS, &position, Limit::rows(1000)).await;
     let page = outbox.touches_few("read_late", read).await;
     assert_eq!(sequences(&page.rows), [late]);
     outbox.drop().await;

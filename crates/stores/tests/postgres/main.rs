@@ -7,7 +7,7 @@ mod support;
 
 use posthaste_core::{
     TableName,
-    store::{Read, Schema, Wake},
+    store::{Limit, Read, Schema, Wake},
 };
 use posthaste_stores::{Tables, postgres::PostgresStore};
 use posthaste_testkit::{conformance::Subject, tables};
@@ -32,7 +32,7 @@ async fn an_outbox_lives_in_the_schema_of_its_name() {
     assert!(refusal.contains(&format!("create schema {schema}")), "{refusal}");
 
     sqlx::raw_sql(AssertSqlSafe(format!("create schema {schema}"))).execute(&pool).await.unwrap();
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5, 6]);
     assert_eq!(store.check().await.unwrap(), 64);
     let drop = format!("drop schema {schema} cascade");
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
@@ -52,7 +52,7 @@ async fn shards_that_the_table_computed_stay_and_a_trigger_computes_the_next() {
     let before = outbox.commit(&[event("a"), event("b")]).await;
     let shards: Vec<i32> = outbox.scalar(SHARDS_IN_ORDER).await;
 
-    assert_eq!(outbox.store.migrate(None).await.unwrap(), [2, 3, 4, 5]);
+    assert_eq!(outbox.store.migrate(None).await.unwrap(), [2, 3, 4, 5, 6]);
     assert!(!outbox.scalar::<bool>(generated).await);
     assert_eq!(outbox.scalar::<Vec<i32>>(SHARDS_IN_ORDER).await, shards, "no row has moved");
     let after = outbox.commit(&[event("a"), event("b")]).await;
@@ -67,7 +67,7 @@ const SHARDS_IN_ORDER: &str = "select array_agg(shard order by sequence) from {e
 #[tokio::test]
 async fn connections_that_were_lost_fail_one_call_and_not_one_each() {
     let outbox = Outbox::new().await;
-    let read = || outbox.store.read_due(&SHARDS, 10);
+    let read = || outbox.store.read_due(&SHARDS, None, Limit::rows(10));
     // Several at once, each on a connection of its own, which are kept.
     let (a, b, c) = tokio::join!(read(), read(), read());
     a.and(b).and(c).unwrap();

@@ -122,9 +122,15 @@ impl Outbox {
         shard as u16
     }
 
-    pub async fn snapshot(&self) -> String {
-        let sql = "select pg_current_snapshot()::text";
-        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    /// The context of a reader that has seen all that is visible now.
+    pub async fn context(&self) -> String {
+        let relay = new_relay("reader");
+        self.store.acquire(&relay, &[]).await.unwrap();
+        self.scalar(
+            "select concat_ws('|', pg_current_snapshot(),
+                pg_relation_filenode('{events}'::regclass), (select token from {life}))",
+        )
+        .await
     }
 
     pub async fn other_process(&self) -> OtherProcess {

@@ -72,6 +72,7 @@ macro_rules! store_conformance {
                 every_owner_of_a_shard_gets_a_higher_epoch
                 only_the_wanted_shards_are_taken
                 a_held_shard_is_left_out
+                a_shard_under_its_own_name_is_taken_anew
                 two_relays_never_share_a_shard
                 acquire_does_not_wait_for_a_shard_that_is_being_taken
                 an_expired_lease_is_taken_by_another_relay
@@ -94,9 +95,14 @@ macro_rules! store_conformance {
                 a_position_stays_before_what_was_not_read
                 a_delayed_event_falls_due
                 the_longest_due_comes_first
+                due_events_come_in_pages_whatever_becomes_of_them
+                a_delayed_event_that_is_due_keeps_its_place
+                a_page_ends_where_its_bytes_do
+                a_read_walks_over_what_is_settled_in_steps
                 held_and_parked_events_are_never_due
                 the_held_events_of_a_lane_come_in_order
                 blocked_lanes_are_told_with_what_blocks_them
+                blocked_lanes_come_in_pages_and_can_be_asked_for
                 what_blocks_lanes_is_read_when_it_is_due
                 reading_writes_nothing
             }
@@ -104,6 +110,10 @@ macro_rules! store_conformance {
                 transactions_that_commit_in_reverse_order_are_both_found
                 a_transaction_that_began_after_the_last_look_is_found
                 a_step_ahead_brings_what_came_late
+                a_late_commit_larger_than_a_page_is_found_whole
+                a_commit_during_a_walk_over_late_ones_is_found
+                a_commit_that_began_last_and_took_its_number_first_is_found
+                a_common_position_misses_nothing
                 a_late_commit_behind_settled_events_is_found
                 a_reader_of_one_shard_finds_its_late_commits
                 an_open_transaction_stalls_nobody
@@ -220,6 +230,7 @@ macro_rules! store_conformance {
             }
             control {
                 a_pause_is_kept_until_it_is_lifted
+                a_pause_of_a_kind_that_is_not_known_is_left_out
                 a_change_is_on_record_before_it_is_made
                 the_audit_comes_newest_first_and_in_pages
             }

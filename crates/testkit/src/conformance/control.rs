@@ -42,6 +42,18 @@ pub async fn a_pause_is_kept_until_it_is_lifted<DB: Dialect>(subject: &Subject<D
     assert!(outbox.store.pauses().await.unwrap().is_empty());
 }
 
+/// A row that a newer version, or a hand, has written hides no other.
+pub async fn a_pause_of_a_kind_that_is_not_known_is_left_out<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    for what in [Pausable::Relay("r1".into()), Pausable::Destination("nats".into())] {
+        assert!(outbox.store.pause(&what, "ada", None).await.unwrap());
+    }
+    outbox.sql("update {controls} set kind = 'moon' where kind = 'relay'").await;
+    let pauses = outbox.store.pauses().await.unwrap();
+    let found: Vec<_> = pauses.into_iter().map(|pause| pause.what).collect();
+    assert_eq!(found, [Pausable::Destination("nats".into())]);
+}
+
 /// A change is on record before it is made, and its end is written once.
 pub async fn a_change_is_on_record_before_it_is_made<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

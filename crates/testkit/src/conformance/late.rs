@@ -4,7 +4,7 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use futures_util::future::{join, join_all};
-use posthaste_core::{Event, key};
+use posthaste_core::{Event, key, store::Limit};
 use posthaste_stores::Dialect;
 
 use super::{
@@ -46,16 +46,19 @@ pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
     let low = outbox.enqueue_in(&mut slow, &[event("slow")]).await[0].sequence;
     let high = outbox.enqueue_in(&mut fast, &[event("fast")]).await[0].sequence;
     fast.commit().await.unwrap();
-    let ahead = outbox.store.read_ahead(&owner.shards(), &owner.position, 10).await.unwrap();
+    let ahead =
+        outbox.store.read_on(&owner.shards(), &owner.position, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&ahead.rows), [high]);
     owner.settle(&sent(&ahead.rows)).await;
     slow.commit().await.unwrap();
-    let late = outbox.store.read_late(&owner.shards(), &ahead.position, 1000).await.unwrap();
+    let late =
+        outbox.store.read_late(&owner.shards(), &ahead.position, Limit::rows(1000)).await.unwrap();
     assert_eq!(sequences(&late.rows), [low], "the late commit was skipped");
 }
 
 /// An event that was enqueued after a late commit does not come without it: one step of the cursor
-/// brings both. When too much came late, that comes first and the cursor stays.
+/// brings both. When too much came late, that comes first, page by page, and then the cursor moves on,
+/// whatever became of the pages: here nothing of them is settled.
 pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {
         return;
@@ -67,27 +70,138 @@ pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<D
     let low = outbox.enqueue_in(&mut slow, &[event("slow"), event("slow")]).await;
     let low: Vec<i64> = low.iter().map(|one| one.sequence).collect();
     let high = outbox.enqueue_one(&event("fast")).await.sequence;
-    let first = outbox.store.read_on(&shards, &owner.position, 10, 1000).await.unwrap();
+    let first = outbox.store.read_on(&shards, &owner.position, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&first.rows), [high]);
     owner.settle(&sent(&first.rows)).await;
     slow.commit().await.unwrap();
     let next = outbox.enqueue_one(&event("slow")).await.sequence;
 
-    let full = outbox.store.read_on(&shards, &first.position, 1, 1).await.unwrap();
-    assert_eq!(full.rows[0].sequence, low[0], "what came late comes first");
-    if full.position == first.position {
-        assert!(!full.caught_up, "the cursor stays, and there is more");
-    } else {
-        // A store may take more than it was asked to, but must not pass what it left behind.
-        assert_eq!(sequences(&full.rows), [low[0], low[1], next]);
+    let (mut found, mut position) = (Vec::new(), first.position.clone());
+    for _ in 0..20 {
+        let page = outbox.store.read_on(&shards, &position, Limit::rows(1)).await.unwrap();
+        found.extend(sequences(&page.rows));
+        position = page.position;
+        if page.caught_up {
+            break;
+        }
     }
-    let step = outbox.store.read_on(&shards, &first.position, 10, 1000).await.unwrap();
+    assert_eq!(found, [low[0], low[1], next], "in order, each once, without a settle between");
+
+    let step = outbox.store.read_on(&shards, &first.position, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&step.rows), [low[0], low[1], next]);
     assert!(step.caught_up);
     assert!(step.position.sequence >= next);
     owner.settle(&sent(&step.rows)).await;
-    let rest = outbox.store.read_on(&shards, &step.position, 10, 1000).await.unwrap();
+    let rest = outbox.store.read_on(&shards, &step.position, Limit::rows(10)).await.unwrap();
     assert!(rest.rows.is_empty(), "found once: {:?}", sequences(&rest.rows));
+}
+
+/// A transaction with more events than any page holds commits late: all of them are found, in order, and
+/// then what was written after it, also when nothing of it can be settled meanwhile.
+pub async fn a_late_commit_larger_than_a_page_is_found_whole<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    for settled in [true, false] {
+        let outbox = subject.outbox().await;
+        let mut owner = outbox.owner().await;
+        let mut slow = outbox.begin().await;
+        let mut expected = Vec::new();
+        for _ in 0..5 {
+            let taken = outbox.enqueue_in(&mut slow, &events(1000)).await;
+            expected.extend(taken.iter().map(|one| one.sequence));
+            // Others' numbers in between.
+            outbox.enqueue_one(&event("other")).await;
+        }
+        let before = owner.poll().await;
+        assert_eq!(before.len(), 5);
+        owner.settle(&sent(&before)).await;
+        slow.commit().await.unwrap();
+        expected.push(outbox.enqueue_one(&event("after")).await.sequence);
+
+        let mut found = Vec::new();
+        for round in 0.. {
+            assert!(round < 500, "{} of {} after {round} pages", found.len(), expected.len());
+            let shards = owner.shards();
+            let page = outbox.store.read_on(&shards, &owner.position, Limit::rows(100));
+            let page = page.await.unwrap();
+            if settled {
+                owner.settle(&sent(&page.rows)).await;
+            }
+            found.extend(sequences(&page.rows));
+            owner.position = page.position;
+            if page.caught_up {
+                break;
+            }
+        }
+        assert_eq!(found, expected);
+        assert!(owner.poll().await.is_empty() || !settled);
+    }
+}
+
+/// What a walk over late commits has passed can be filled by another late commit: the next walk finds it.
+pub async fn a_commit_during_a_walk_over_late_ones_is_found<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let (mut first, mut second) = (outbox.begin().await, outbox.begin().await);
+    let lowest = outbox.enqueue_in(&mut second, &[event("second")]).await[0].sequence;
+    let walked = outbox.enqueue_in(&mut first, &events(20)).await;
+    outbox.enqueue_one(&event("fast")).await;
+    assert_eq!(owner.poll().await.len(), 1);
+    first.commit().await.unwrap();
+    let page =
+        outbox.store.read_on(&owner.shards(), &owner.position, Limit::rows(5)).await.unwrap();
+    assert_eq!(page.rows[0].sequence, walked[0].sequence);
+    second.commit().await.unwrap();
+    owner.position = page.position;
+    let rest = sequences(&owner.poll().await);
+    assert!(rest.contains(&lowest), "{lowest} is not among {rest:?}");
+    assert_eq!(rest.len(), 16, "{rest:?}");
+}
+
+/// A transaction that has begun after another one can take its number before it: when the other one has
+/// ended, and nothing that began later has, it is still known to be open.
+pub async fn a_commit_that_began_last_and_took_its_number_first_is_found<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let (mut early, mut late) = (outbox.begin().await, outbox.begin().await);
+    let first = outbox.enqueue_in(&mut early, &[event("first")]).await[0].sequence;
+    let between = outbox.enqueue_in(&mut late, &[event("between")]).await[0].sequence;
+    let last = outbox.enqueue_in(&mut early, &[event("last")]).await[0].sequence;
+    early.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [first, last]);
+    late.commit().await.unwrap();
+    assert_eq!(sequences(&owner.poll().await), [between]);
+}
+
+/// Positions that several owners left have a common one, from which nothing is missed.
+pub async fn a_common_position_misses_nothing<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut early = outbox.owner_for(SHORT).await;
+    let start = early.position.clone();
+    let one = outbox.enqueue_one(&event(1)).await.sequence;
+    early.poll().await;
+    let first = early.position.clone();
+    let two = outbox.enqueue_one(&event(2)).await.sequence;
+    early.poll().await;
+    let second = early.position.clone();
+    for (positions, expected) in [
+        (vec![second.clone(), first.clone()], vec![two]),
+        (vec![first.clone(), start.clone(), second.clone()], vec![one, two]),
+        (vec![second.clone()], vec![]),
+    ] {
+        let joined = outbox.store.join(&positions);
+        let page = outbox.store.read_on(&early.shards(), &joined, Limit::rows(10)).await.unwrap();
+        assert_eq!(sequences(&page.rows), expected);
+    }
 }
 
 /// The same when what was found is settled at once, as a relay does, marked or deleted.

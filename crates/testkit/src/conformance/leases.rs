@@ -38,15 +38,32 @@ pub async fn only_the_wanted_shards_are_taken<DB: Dialect>(subject: &Subject<DB>
     }
 }
 
-/// A shard that somebody holds is left out, also when the holder itself asks again.
+/// A shard that another relay holds is not given away.
 pub async fn a_held_shard_is_left_out<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
-    for claimant in [&relay("other", LONG), &owner.relay] {
-        let leases = outbox.store.acquire(claimant, &outbox.all_shards()).await.unwrap();
-        assert!(leases.is_empty(), "{} got {leases:?}", claimant.name);
-    }
+    let other = relay("other", LONG);
+    let leases = outbox.store.acquire(&other, &outbox.all_shards()).await.unwrap();
+    assert!(leases.is_empty(), "the other one got {leases:?}");
     owner.settle(&[]).await;
+}
+
+/// A relay whose answer was lost finds its own name on the shards and takes them again: with a higher
+/// epoch, and without a suspicion, since it has not died.
+pub async fn a_shard_under_its_own_name_is_taken_anew<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let event = outbox.enqueue_one(&event("first")).await;
+    let rows = owner.poll().await;
+    let again = outbox.store.acquire(&owner.relay, &outbox.all_shards()).await.unwrap();
+    assert_eq!(again.len(), owner.held.len());
+    for (lease, held) in again.iter().zip(&owner.held) {
+        assert_eq!((lease.held.shard, lease.held.epoch), (held.shard, held.epoch + 1));
+        assert_eq!(lease.suspect_to, None);
+    }
+    // What was read before counts no more.
+    let report = outbox.store.settle(&owner.fence(), &sent(&rows), true).await.unwrap();
+    assert_eq!(report.refused, [event.sequence]);
 }
 
 /// Relays that ask at once get different shards, and none is left over.

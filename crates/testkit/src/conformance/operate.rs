@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste_core::{
     ErrorKind, Event, Status,
     status::Step,
-    store::{Filter, Selection, Wait},
+    store::{Filter, Limit, Selection, Wait},
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -43,7 +43,9 @@ pub async fn a_replay_starts_anew_and_is_found<DB: Dialect>(subject: &Subject<DB
         assert_eq!(sequences(&due), [record.sequence], "the replay of a {from} event is not found");
         assert_eq!((due[0].attempts, due[0].wait), (0, Some(Wait::Replay)));
         assert_eq!(due[0].content.as_ref().unwrap().replay, 1);
-        assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+        assert!(
+            outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes.is_empty()
+        );
 
         owner.settle(&sent(&due)).await;
         assert_eq!(outbox.record(id).await.status, Status::Sent);
@@ -194,9 +196,9 @@ pub async fn a_discarded_event_is_never_read<DB: Dialect>(subject: &Subject<DB>)
         assert_eq!(outbox.record(id).await.status, Status::Discarded);
     }
     assert!(owner.read_all().await.is_empty());
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert!(due.rows.is_empty() && due.next.is_none());
-    assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+    assert!(outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes.is_empty());
     assert!(outbox.claimer("one").claim(10).await.is_empty());
 }
 
@@ -259,7 +261,11 @@ pub async fn discarding_the_head_of_a_lane_frees_the_next<DB: Dialect>(subject: 
             assert_eq!(sequences(&due), [rows[1].sequence], "{block}");
             assert_eq!(due[0].wait, Some(Wait::Held));
             // The lane goes on from there: the others are still held behind it.
-            let lane = outbox.store.read_held(BROKER, rows[1].key.unwrap(), 10).await.unwrap();
+            let lane = outbox
+                .store
+                .read_held(BROKER, rows[1].key.unwrap(), Limit::rows(10))
+                .await
+                .unwrap();
             assert_eq!(sequences(&lane), [rows[1].sequence, rows[2].sequence]);
         }
     }
@@ -288,7 +294,7 @@ pub async fn discarding_a_held_event_frees_nobody<DB: Dialect>(subject: &Subject
     owner.settle(&[parked(&rows[0]), held(&rows[1]), held(&rows[2])]).await;
     outbox.store.discard(&Selection::One(enqueued[1].id)).await.unwrap();
     assert!(owner.read_due().await.is_empty(), "the lane is still parked");
-    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), 10).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[2].sequence]);
 }
 
@@ -305,9 +311,9 @@ pub async fn a_replayed_parked_event_heads_its_lane_again<DB: Dialect>(subject: 
     assert_eq!(sequences(&due), [rows[0].sequence]);
     assert_eq!((due[0].wait, due[0].attempts), (Some(Wait::Retry), 0));
     assert_eq!(due[0].content.as_ref().unwrap().replay, 1);
-    let blocked = outbox.store.read_blocked(&owner.shards()).await.unwrap();
+    let blocked = outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes;
     assert_eq!(blocked.len(), 1);
     assert!(blocked[0].waiting && !blocked[0].parked, "{blocked:?}");
-    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), 10).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[1].sequence]);
 }

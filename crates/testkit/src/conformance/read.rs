@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Display, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Key,
-    store::{Blocked, Position, Verdict, Wait},
+    store::{Blocked, LaneKey, Limit, Position, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 
@@ -33,7 +33,7 @@ pub async fn reading_ahead_comes_in_order_and_in_pages<DB: Dialect>(subject: &Su
     let owner = outbox.owner().await;
     let (mut position, mut found) = (owner.position.clone(), Vec::new());
     for (size, caught_up) in [(4, false), (4, false), (2, true)] {
-        let page = outbox.store.read_ahead(&owner.shards(), &position, 4).await.unwrap();
+        let page = outbox.store.read_on(&owner.shards(), &position, Limit::rows(4)).await.unwrap();
         assert_eq!(page.rows.len(), size);
         assert_eq!(page.caught_up, caught_up);
         assert_eq!(page.position.sequence, page.rows.last().unwrap().sequence);
@@ -41,12 +41,12 @@ pub async fn reading_ahead_comes_in_order_and_in_pages<DB: Dialect>(subject: &Su
         position = page.position;
     }
     assert_eq!(found, expected);
-    let page = outbox.store.read_ahead(&owner.shards(), &position, 4).await.unwrap();
+    let page = outbox.store.read_on(&owner.shards(), &position, Limit::rows(4)).await.unwrap();
     assert!(page.rows.is_empty() && page.caught_up);
     assert!(page.position.sequence >= position.sequence);
 
     let next = outbox.enqueue_one(&event("next")).await;
-    let page = outbox.store.read_ahead(&owner.shards(), &page.position, 4).await.unwrap();
+    let page = outbox.store.read_on(&owner.shards(), &page.position, Limit::rows(4)).await.unwrap();
     assert_eq!(sequences(&page.rows), [next.sequence]);
 }
 
@@ -57,7 +57,7 @@ pub async fn reading_ahead_gives_only_the_shards_asked_for<DB: Dialect>(subject:
     let start = outbox.owner().await.position;
     let mut found = BTreeSet::new();
     for shard in outbox.all_shards() {
-        let page = outbox.store.read_ahead(&[shard], &start, 100).await.unwrap();
+        let page = outbox.store.read_on(&[shard], &start, Limit::rows(100)).await.unwrap();
         assert!(page.caught_up);
         for row in page.rows {
             assert_eq!(row.shard, shard);
@@ -97,10 +97,14 @@ pub async fn a_position_stays_before_what_was_not_read<DB: Dialect>(subject: &Su
     let mut position = owner.position.clone();
     for round in 0..5 {
         let enqueued = outbox.enqueue_one(&event(round)).await;
-        let page = outbox.store.read_ahead(&owner.shards(), &position, 1).await.unwrap();
+        let page = outbox.store.read_on(&owner.shards(), &position, Limit::rows(1)).await.unwrap();
         assert_eq!(sequences(&page.rows), [enqueued.sequence]);
         assert!(page.position.sequence <= enqueued.sequence);
-        let late = outbox.store.read_late(&owner.shards(), &page.position, 1000).await.unwrap();
+        let late = outbox
+            .store
+            .read_late(&owner.shards(), &page.position, Limit::rows(1000))
+            .await
+            .unwrap();
         assert_eq!(late.position.sequence, page.position.sequence);
         position = late.position;
     }
@@ -110,19 +114,19 @@ pub async fn a_position_stays_before_what_was_not_read<DB: Dialect>(subject: &Su
 pub async fn a_delayed_event_falls_due<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert!(due.rows.is_empty() && due.next.is_none());
 
     outbox.enqueue_one(&delayed("in two hours", SignedDuration::from_hours(2))).await;
     outbox.enqueue_one(&delayed("in one hour", SignedDuration::from_hours(1))).await;
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert!(due.rows.is_empty());
     // Wide enough for a server whose clock differs from ours.
     let next = due.next.unwrap();
     assert!(next > HOUR / 2 && next < HOUR * 3 / 2, "next in {next:?}");
 
     let past = outbox.enqueue_one(&delayed("an hour ago", SignedDuration::from_hours(-1))).await;
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&due.rows), [past.sequence]);
     assert_eq!(due.rows[0].wait, None);
     assert_eq!(due.rows[0].attempts, 0);
@@ -143,12 +147,12 @@ pub async fn the_longest_due_comes_first<DB: Dialect>(subject: &Subject<DB>) {
     let expected: Vec<i64> = expected.into_iter().map(|(_, sequence)| sequence).collect();
     let owner = outbox.owner().await;
     assert_eq!(sequences(&owner.read_due().await), expected);
-    let first = outbox.store.read_due(&owner.shards(), 2).await.unwrap();
+    let first = outbox.store.read_due(&owner.shards(), None, Limit::rows(2)).await.unwrap();
     assert_eq!(sequences(&first.rows), expected[..2]);
 
     let mut found = BTreeSet::new();
     for shard in owner.shards() {
-        let due = outbox.store.read_due(&[shard], 10).await.unwrap();
+        let due = outbox.store.read_due(&[shard], None, Limit::rows(10)).await.unwrap();
         assert!(due.rows.iter().all(|row| row.shard == shard));
         found.extend(sequences(&due.rows));
     }
@@ -162,7 +166,7 @@ pub async fn held_and_parked_events_are_never_due<DB: Dialect>(subject: &Subject
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
     owner.settle(&[held(&rows[0]), parked(&rows[1])]).await;
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert!(due.rows.is_empty(), "{:?} are due", due.rows);
     assert_eq!(due.next, None);
 }
@@ -179,17 +183,17 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
     // The newest is held first: the order is that of the sequence and not that of the writes.
     owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[3])]).await;
     owner.settle(&[held(&rows[2]), held(&rows[1]), settlement(&rows[4], 0, elsewhere)]).await;
-    let lane = outbox.store.read_held(BROKER, key, 10).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, key, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[2].sequence, rows[3].sequence]);
     assert!(lane.iter().all(|row| row.wait == Some(Wait::Held) && row.key == Some(key)));
-    let first = outbox.store.read_held(BROKER, key, 1).await.unwrap();
+    let first = outbox.store.read_held(BROKER, key, Limit::rows(1)).await.unwrap();
     assert_eq!(sequences(&first), [rows[2].sequence]);
-    let other = outbox.store.read_held("elsewhere", key, 10).await.unwrap();
+    let other = outbox.store.read_held("elsewhere", key, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&other), [rows[4].sequence]);
-    assert!(outbox.store.read_held(BROKER, Key(0), 10).await.unwrap().is_empty());
+    assert!(outbox.store.read_held(BROKER, Key(0), Limit::rows(10)).await.unwrap().is_empty());
 
     owner.settle(&sent(&lane[..1])).await;
-    let lane = outbox.store.read_held(BROKER, key, 10).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, key, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[3].sequence]);
 }
 
@@ -226,13 +230,13 @@ pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: 
         parked,
     };
     let mut expected = vec![lane(0, true, false), lane(1, true, false), lane(2, false, true)];
-    let mut found = outbox.store.read_blocked(&owner.shards()).await.unwrap();
+    let mut found = outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes;
     found.sort_by_key(|lane| lane.key);
     expected.sort_by_key(|lane| lane.key);
     assert_eq!(found, expected);
 
     for row in &rows[..3] {
-        let of_shard = outbox.store.read_blocked(&[row.shard]).await.unwrap();
+        let of_shard = outbox.store.read_blocked(&[row.shard], None, 1000).await.unwrap().lanes;
         assert!(of_shard.iter().any(|lane| Some(lane.key) == row.key));
     }
     let elsewhere: Vec<u16> = owner
@@ -241,12 +245,12 @@ pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: 
         .filter(|shard| rows[..3].iter().all(|row| row.shard != *shard))
         .collect();
     if !elsewhere.is_empty() {
-        assert!(outbox.store.read_blocked(&elsewhere).await.unwrap().is_empty());
+        assert!(outbox.store.read_blocked(&elsewhere, None, 1000).await.unwrap().lanes.is_empty());
     }
 
     // What is delivered in the end blocks nobody.
     owner.settle(&sent(&rows[..2])).await;
-    let found = outbox.store.read_blocked(&owner.shards()).await.unwrap();
+    let found = outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes;
     assert_eq!(found, [lane(2, false, true)]);
 }
 
@@ -273,7 +277,7 @@ pub async fn what_blocks_lanes_is_read_when_it_is_due<DB: Dialect>(subject: &Sub
         ])
         .await;
     let blockers = async |limit| {
-        let found = outbox.store.read_blockers(limit).await.unwrap();
+        let found = outbox.store.read_blockers(Limit::rows(limit)).await.unwrap();
         found.iter().map(|row| (row.sequence, row.wait)).collect::<Vec<_>>()
     };
     let expected = [(rows[0].sequence, Some(Wait::Retry)), (rows[3].sequence, Some(Wait::Suspect))];
@@ -291,11 +295,132 @@ pub async fn reading_writes_nothing<DB: Dialect>(subject: &Subject<DB>) {
     let shards = outbox.all_shards();
     let before = format!("{:?}", outbox.record(event.id()).await);
     let start = Position::default();
-    let page = outbox.store.read_ahead(&shards, &start, 10).await.unwrap();
+    let page = outbox.store.read_on(&shards, &start, Limit::rows(10)).await.unwrap();
     assert_eq!(page.rows.len(), 1);
-    outbox.store.read_due(&shards, 10).await.unwrap();
+    outbox.store.read_due(&shards, None, Limit::rows(10)).await.unwrap();
     outbox.store.read_hot(&sequences(&page.rows), &Position::default()).await.unwrap();
     assert_eq!(format!("{:?}", outbox.record(event.id()).await), before);
     let owners = outbox.store.heartbeat(&relay("observer", HOUR), 0).await.unwrap().owners;
     assert!(owners.iter().all(Option::is_none));
+}
+
+/// Due events come page by page to the last one, also when nothing becomes of any of them.
+pub async fn due_events_come_in_pages_whatever_becomes_of_them<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let at = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
+    let due: Vec<Event> = (0..7)
+        .map(|n| {
+            let event = Event::builder("Happened").aggregate("Thing", n).raw_json("{}");
+            // Some fall due at the same moment.
+            event.deliver_at(at + SignedDuration::from_secs(n / 3)).build().unwrap()
+        })
+        .collect();
+    let expected: Vec<i64> = outbox.enqueue(&due).await.iter().map(|one| one.sequence).collect();
+    let owner = outbox.owner().await;
+    let (mut found, mut after) = (Vec::new(), None);
+    for round in 0.. {
+        assert!(round < 10, "{found:?} after {round} pages");
+        let page = outbox.store.read_due(&owner.shards(), after, Limit::rows(2)).await.unwrap();
+        assert!(page.rows.len() <= 2);
+        found.extend(sequences(&page.rows));
+        after = page.more;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, expected);
+}
+
+/// A delayed event whose time has come before it was read is read in its place.
+pub async fn a_delayed_event_that_is_due_keeps_its_place<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let first = outbox.enqueue_one(&event("key")).await.sequence;
+    let due = outbox.enqueue_one(&delayed("key", SignedDuration::from_secs(-1))).await.sequence;
+    let later = outbox.enqueue_one(&delayed("key", SignedDuration::from_hours(1))).await.sequence;
+    let last = outbox.enqueue_one(&event("key")).await.sequence;
+    let mut owner = outbox.owner().await;
+    assert_eq!(sequences(&owner.poll().await), [first, due, last]);
+    assert!(later > due);
+}
+
+/// A page ends where its bytes do, and one event that is larger comes alone.
+pub async fn a_page_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let payload = format!("{:?}", "x".repeat(10_000));
+    let large = |n: i64| {
+        let event = Event::builder("Happened").aggregate("Thing", n).raw_json(payload.clone());
+        event.build().unwrap()
+    };
+    let all: Vec<Event> = (0..12).map(large).collect();
+    let expected: Vec<i64> = outbox.enqueue(&all).await.iter().map(|one| one.sequence).collect();
+    let owner = outbox.owner().await;
+    for (bytes, most) in [(1, 1), (40_000, 5)] {
+        let (mut found, mut position) = (Vec::new(), owner.position.clone());
+        for round in 0.. {
+            assert!(round < 40, "{found:?} after {round} pages of {bytes} bytes");
+            let limit = Limit { rows: 100, bytes };
+            let page = outbox.store.read_on(&owner.shards(), &position, limit).await.unwrap();
+            assert!(page.rows.len() <= most, "{} events in {bytes} bytes", page.rows.len());
+            assert!(page.rows.iter().all(|row| row.bytes > 10_000));
+            found.extend(sequences(&page.rows));
+            position = page.position;
+            if page.caught_up {
+                break;
+            }
+        }
+        assert_eq!(found, expected);
+    }
+}
+
+/// What is settled is walked over, a bounded stretch at a time, and what lies behind it is found.
+pub async fn a_read_walks_over_what_is_settled_in_steps<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let start = owner.position.clone();
+    outbox.enqueue(&events(300)).await;
+    let rows = owner.poll().await;
+    owner.settle(&sent(&rows)).await;
+    let last = outbox.enqueue_one(&event("last")).await.sequence;
+    let mut position = start;
+    for round in 0.. {
+        assert!(round < 10, "not found after {round} pages");
+        let page = outbox.store.read_on(&owner.shards(), &position, Limit::rows(2)).await.unwrap();
+        if !page.rows.is_empty() {
+            assert_eq!(sequences(&page.rows), [last]);
+            break;
+        }
+        assert!(page.position.sequence > position.sequence, "it stands still");
+        position = page.position;
+    }
+}
+
+/// Blocked lanes come page by page, and some of them can be asked for.
+pub async fn blocked_lanes_come_in_pages_and_can_be_asked_for<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(9)).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let failed: Vec<_> = rows.iter().take(7).map(|row| retry(row, 1, HOUR)).collect();
+    owner.settle(&failed).await;
+    let (mut found, mut after) = (Vec::new(), None);
+    for round in 0.. {
+        assert!(round < 10, "{} lanes after {round} pages", found.len());
+        let page = outbox.store.read_blocked(&owner.shards(), after.as_ref(), 2).await.unwrap();
+        found.extend(page.lanes);
+        after = page.more;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 7);
+    assert!(found.is_sorted_by_key(|lane| lane.key) && found.iter().all(|lane| lane.waiting));
+
+    let lane = |row: usize| LaneKey { key: rows[row].key.unwrap(), destination: BROKER.to_owned() };
+    let still = outbox.store.still_blocked(&[lane(0), lane(8), lane(3)]).await.unwrap();
+    let mut keys: Vec<Key> = still.iter().map(|lane| lane.key).collect();
+    keys.sort();
+    let mut expected = [lane(0).key, lane(3).key];
+    expected.sort();
+    assert_eq!(keys, expected);
+    assert!(outbox.store.still_blocked(&[]).await.unwrap().is_empty());
 }

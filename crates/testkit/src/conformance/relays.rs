@@ -12,8 +12,8 @@ use std::{
 use posthaste_core::{
     Event, Key,
     store::{
-        Fence, Fetched, Held, Position, Relay, RelayOrdering, RowLease, SettleReport, Settlement,
-        Store, Verdict,
+        Fence, Fetched, Held, Limit, Position, Relay, RelayOrdering, RowLease, SettleReport,
+        Settlement, Store, Verdict,
     },
 };
 use posthaste_stores::Dialect;
@@ -148,12 +148,15 @@ impl Owner {
     pub(super) async fn poll(&mut self) -> Vec<Fetched> {
         let shards = self.shards();
         let mut found = Vec::new();
-        let late = self.store.read_late(&shards, &self.position, 1000).await.unwrap();
+        let late = self.store.read_late(&shards, &self.position, Limit::rows(1000)).await.unwrap();
         self.position = late.position;
         found.extend(late.rows);
         loop {
-            let page =
-                self.store.read_on(&shards, &self.position, self.page_size, 1000).await.unwrap();
+            let page = self
+                .store
+                .read_on(&shards, &self.position, Limit::rows(self.page_size))
+                .await
+                .unwrap();
             self.position = page.position;
             found.extend(page.rows);
             if page.caught_up {
@@ -174,14 +177,14 @@ impl Owner {
     /// Reads the outbox from its beginning: all that is fresh.
     pub(super) async fn read_all(&self) -> Vec<Fetched> {
         let start = Position { sequence: 0, context: self.position.context.clone() };
-        let page = self.store.read_ahead(&self.shards(), &start, 10_000).await.unwrap();
+        let page = self.store.read_on(&self.shards(), &start, Limit::rows(10_000)).await.unwrap();
         assert!(page.caught_up);
         page.rows
     }
 
     /// Reads what is due now.
     pub(super) async fn read_due(&self) -> Vec<Fetched> {
-        self.store.read_due(&self.shards(), 10_000).await.unwrap().rows
+        self.store.read_due(&self.shards(), None, Limit::rows(10_000)).await.unwrap().rows
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::{
     Status, limits,
-    store::{Selection, SettleReport, Verdict, Wait},
+    store::{Limit, Selection, SettleReport, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -124,7 +124,7 @@ pub async fn a_failed_event_waits_and_its_attempts_are_recorded<DB: Dialect>(
     assert_eq!((record.status, record.attempts), (Status::Retry, 1));
     assert_eq!((record.wait, record.last_error.as_deref()), (Some(Wait::Retry), Some("refused 1")));
     assert!(record.not_before.is_some());
-    let due = outbox.store.read_due(&owner.shards(), 10).await.unwrap();
+    let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
     assert!(due.rows.is_empty(), "it was due at once");
     let next = due.next.unwrap();
     assert!(next > HOUR / 2 && next <= HOUR, "due in {next:?}");
@@ -210,7 +210,7 @@ pub async fn a_dead_event_is_kept_with_its_reason<DB: Dialect>(subject: &Subject
     assert_eq!(attempts.len(), 1);
     assert_eq!(attempts[0].error, "refused for good");
     assert!(owner.read_all().await.is_empty() && owner.read_due().await.is_empty());
-    assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+    assert!(outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes.is_empty());
 }
 
 /// A dead event that parks its lane is dead, and the lane knows.
@@ -225,7 +225,7 @@ pub async fn a_parked_event_is_dead_and_blocks_its_lane<DB: Dialect>(subject: &S
     assert_eq!((record.status, record.wait), (Status::Dead, Some(Wait::Parked)));
     assert_eq!(record.not_before, None, "it waits for an operator, not for a time");
     assert!(owner.read_due().await.is_empty());
-    let blocked = outbox.store.read_blocked(&owner.shards()).await.unwrap();
+    let blocked = outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes;
     assert_eq!(blocked.len(), 1);
     assert!(blocked[0].parked && Some(blocked[0].key) == row.key);
 }
@@ -241,7 +241,7 @@ pub async fn a_held_event_waits_for_its_lane<DB: Dialect>(subject: &Subject<DB>)
     assert_eq!((record.status, record.wait), (Status::New, Some(Wait::Held)));
     assert_eq!((record.attempts, record.not_before), (0, None));
     assert!(owner.read_all().await.is_empty() && owner.read_due().await.is_empty());
-    let lane = outbox.store.read_held(BROKER, rows[1].key.unwrap(), 10).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, rows[1].key.unwrap(), Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[1].sequence]);
     // The lane goes on: delivered straight from there.
     owner.settle(&sent(&lane)).await;
@@ -281,14 +281,14 @@ pub async fn a_failed_replay_stays_a_replay<DB: Dialect>(subject: &Subject<DB>) 
     };
     owner.settle(&[settlement(&row, 1, verdict)]).await;
     assert_eq!(owner.read_due().await[0].wait, Some(Wait::Replay));
-    assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+    assert!(outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes.is_empty());
 
     // Also one that may have killed a relay.
     let verdict = Verdict::Suspect { destination: BROKER.to_owned(), key: None, replay: true };
     owner.settle(&[settlement(&row, 2, verdict)]).await;
     let due = owner.read_due().await;
     assert_eq!((due[0].attempts, due[0].wait), (2, Some(Wait::Replay)));
-    assert!(outbox.store.read_blocked(&owner.shards()).await.unwrap().is_empty());
+    assert!(outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes.is_empty());
 }
 
 /// An event that is sent, dead or discarded stays as it is, whatever a late settle says.

@@ -139,6 +139,7 @@ pub(super) fn reason(outcome: &Outcome) -> Option<&str> {
     match outcome {
         Outcome::Delivered => None,
         Outcome::Retry { error, .. }
+        | Outcome::TimedOut { error }
         | Outcome::Dead { error }
         | Outcome::Unavailable { error, .. } => Some(error),
     }

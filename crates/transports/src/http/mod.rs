@@ -156,7 +156,7 @@ impl Http {
                 outcome
             }
             Ok(Err(error)) => self.failure(&error),
-            Err(_) => Outcome::retry(format!("no answer within {limit:?}")),
+            Err(_) => Outcome::timed_out(format!("no answer within {limit:?}")),
         }
     }
 
@@ -327,6 +327,7 @@ impl Transport for Http {
             Ok(Err(error)) => {
                 let why = match self.failure(&error) {
                     Outcome::Retry { error, .. }
+                    | Outcome::TimedOut { error }
                     | Outcome::Dead { error }
                     | Outcome::Unavailable { error, .. } => error,
                     Outcome::Delivered => String::new(),

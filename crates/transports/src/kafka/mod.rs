@@ -288,7 +288,7 @@ impl Kafka {
             ));
         }
         let timeout = self.config.common.publish_timeout;
-        Outcome::retry(format!("no acknowledgement within {timeout:?}"))
+        Outcome::timed_out(format!("no acknowledgement within {timeout:?}"))
     }
 }
 

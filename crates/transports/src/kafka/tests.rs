@@ -50,6 +50,7 @@ fn reason(outcome: &Outcome) -> &str {
     match outcome {
         Outcome::Delivered => "",
         Outcome::Retry { error, .. }
+        | Outcome::TimedOut { error }
         | Outcome::Dead { error }
         | Outcome::Unavailable { error, .. } => error,
     }

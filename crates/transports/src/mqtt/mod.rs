@@ -210,7 +210,7 @@ impl Mqtt {
             Broken::Ended(end) => Outcome::unavailable(&end.why),
             Broken::Late => {
                 let limit = self.config.common.publish_timeout;
-                Outcome::retry(format!("no acknowledgement within {limit:?}"))
+                Outcome::timed_out(format!("no acknowledgement within {limit:?}"))
             }
         }
     }

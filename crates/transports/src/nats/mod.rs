@@ -268,7 +268,7 @@ impl Nats {
     fn late(&self, live: &Live) -> Outcome {
         if live.is_alive() {
             let timeout = self.config.common.publish_timeout;
-            Outcome::retry(format!("no acknowledgement within {timeout:?}"))
+            Outcome::timed_out(format!("no acknowledgement within {timeout:?}"))
         } else {
             self.lost()
         }

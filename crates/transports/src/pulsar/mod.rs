@@ -305,7 +305,7 @@ impl Transport for Pulsar {
         let there = !late || self.is_there().await;
         let outcomes = results.into_iter().map(|sent| match sent {
             Sent::Told(outcome) => outcome,
-            Sent::Late if there => Outcome::retry(format!(
+            Sent::Late if there => Outcome::timed_out(format!(
                 "no acknowledgement within {:?}",
                 self.config.common.publish_timeout
             )),

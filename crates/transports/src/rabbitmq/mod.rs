@@ -229,7 +229,7 @@ impl RabbitMq {
             Broken::Late if link.connection.status().blocked() => Outcome::unavailable(BLOCKED),
             Broken::Late => {
                 let limit = self.config.common.publish_timeout;
-                Outcome::retry(format!("no acknowledgement within {limit:?}"))
+                Outcome::timed_out(format!("no acknowledgement within {limit:?}"))
             }
         }
     }
@@ -322,6 +322,7 @@ impl Transport for RabbitMq {
                 return Err(match self.unanswered(&link, &broken) {
                     Outcome::Unavailable { error, .. }
                     | Outcome::Retry { error, .. }
+                    | Outcome::TimedOut { error }
                     | Outcome::Dead { error } => unavailable(error),
                     Outcome::Delivered => unavailable(String::new()),
                 });

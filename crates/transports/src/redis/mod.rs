@@ -193,7 +193,7 @@ impl Redis {
         let place = self.config.place();
         if error.is_timeout() {
             let timeout = self.config.common.publish_timeout;
-            return (Outcome::retry(format!("no acknowledgement within {timeout:?}")), true);
+            return (Outcome::timed_out(format!("no acknowledgement within {timeout:?}")), true);
         }
         if let Some(errors) = error.clone().into_server_errors() {
             let code = errors.first().map_or("", |(_, error)| error.code());

@@ -59,6 +59,35 @@ fn an_answer_to_what_was_sent_before_a_failure_proves_nothing() {
 }
 
 #[test]
+fn what_was_not_tried_says_nothing_of_its_destination() {
+    let mut lanes = keys(2);
+    assert_eq!(dispatch(&mut lanes), [1, 2]);
+    lanes.published(vec![(1, Outcome::retry("no answer"))], now());
+    lanes.offer(row(3, 3), Origin::Cold, None, now());
+    assert_eq!(dispatch(&mut lanes), [3]);
+    lanes.published(vec![(3, Outcome::held())], now());
+    let written = settle(&mut lanes);
+    assert!(matches!(written[..], [(3, Verdict::Retry { .. })]), "1 is not decided: {written:?}");
+}
+
+#[test]
+fn a_time_without_end_is_cut_and_the_relay_goes_on() {
+    let can_be_reached = |written: &[(i64, Verdict)]| match written {
+        [(_, Verdict::Retry { after, .. })] => now().checked_add(*after).is_some(),
+        _ => false,
+    };
+    let mut lanes = keys(2);
+    dispatch(&mut lanes);
+    let after = Some(Duration::MAX);
+    lanes.published(vec![(1, Outcome::Retry { error: String::new(), after })], now());
+    let written = settle(&mut lanes);
+    assert!(can_be_reached(&written), "{written:?}");
+    lanes.published(vec![(2, Outcome::Unavailable { error: String::new(), after })], now());
+    assert_eq!(state(&lanes), "open");
+    assert!(lanes.wake_breakers(now()).is_some());
+}
+
+#[test]
 fn two_poisoned_keys_alone_are_counted_and_not_taken_for_an_outage() {
     let mut lanes = keys(2);
     dispatch(&mut lanes);
@@ -104,6 +133,131 @@ fn probes_go_alone_take_turns_over_keys_and_wait_longer_each_time() {
     assert_eq!(dispatch(&mut lanes), [1]);
     lanes.caught_up(0);
     assert_eq!(lanes.offer(row(4, 4), Origin::Cold, None, now()), Offered::Accepted);
+}
+
+fn late() -> Outcome {
+    Outcome::timed_out("no answer")
+}
+
+/// One event alone has timed out, and so has the first probe with it.
+fn in_a_silence() -> Lanes {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, late())], now());
+    lanes.wake_breakers(later(100));
+    lanes.catch_up(0, vec![row(1, 1)], later(100));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, late())], later(200));
+    lanes
+}
+
+#[test]
+fn an_event_alone_does_not_die_of_a_destination_that_hangs() {
+    let mut lanes = keys(1);
+    let mut at = 0;
+    for round in 0..20 {
+        assert_eq!(dispatch(&mut lanes), [1], "round {round}");
+        lanes.published(vec![(1, late())], later(at));
+        assert_eq!((state(&lanes), settle(&mut lanes)), ("open", vec![]), "round {round}");
+        at += 10_000;
+        lanes.wake_breakers(later(at));
+        lanes.catch_up(0, vec![row(1, 1)], later(at));
+    }
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::Delivered)], later(at));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn an_event_that_times_out_while_others_are_taken_is_counted_against_itself() {
+    let mut lanes = keys(1);
+    dispatch(&mut lanes);
+    lanes.offer(row(2, 2), Origin::Cold, None, now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    lanes.published(vec![(1, late())], later(30_000));
+    assert_eq!(state(&lanes), "closed");
+    assert_eq!(lanes.next_settlements(10)[0].settlement.attempts, 1);
+}
+
+#[test]
+fn several_keys_that_time_out_together_are_an_outage() {
+    let mut lanes = keys(3);
+    dispatch(&mut lanes);
+    lanes.published(vec![(3, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    lanes.published(vec![(1, late())], now());
+    lanes.published(vec![(2, late())], now());
+    assert_eq!((state(&lanes), settle(&mut lanes)), ("open", vec![]));
+}
+
+#[test]
+fn a_poisoned_event_that_hangs_is_found_out_when_another_is_taken() {
+    let mut lanes = in_a_silence();
+    lanes.wake_breakers(later(1_000));
+    lanes.catch_up(0, vec![row(1, 1), row(2, 2)], later(1_000));
+    assert_eq!(dispatch(&mut lanes), [2], "another key");
+    lanes.published(vec![(2, Outcome::Delivered)], later(1_000));
+    assert_eq!(state(&lanes), "closed");
+    settle(&mut lanes);
+    lanes.catch_up(0, vec![row(1, 1)], later(1_000));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, late())], later(2_000));
+    assert_eq!(state(&lanes), "closed", "it is the event, and not its destination");
+    let written = lanes.next_settlements(10);
+    assert_eq!((written[0].settlement.sequence, written[0].settlement.attempts), (1, 1));
+}
+
+#[test]
+fn a_probe_that_hangs_does_not_keep_another_key_from_trying() {
+    let mut lanes = in_a_silence();
+    lanes.wake_breakers(later(1_000));
+    lanes.catch_up(0, vec![row(1, 1)], later(1_000));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    assert_eq!(lanes.wake_breakers(later(2_000)), Some(later(6_000)));
+    assert!(!lanes.wants_probe(0));
+    lanes.wake_breakers(later(6_000));
+    assert!(lanes.wants_probe(0), "1 is still under way");
+    lanes.catch_up(0, vec![row(1, 1), row(2, 2)], later(6_000));
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], later(6_000));
+    assert_eq!(state(&lanes), "closed");
+}
+
+#[test]
+fn probes_go_round_all_keys_and_not_only_two() {
+    let mut lanes = in_a_silence();
+    let mut probed = Vec::new();
+    for round in 1..=4 {
+        let at = later(round * 10_000);
+        lanes.wake_breakers(at);
+        lanes.catch_up(0, vec![row(1, 1), row(2, 2), row(3, 3)], at);
+        let sent = dispatch(&mut lanes);
+        lanes.published(vec![(sent[0], late())], at);
+        probed.extend(sent);
+    }
+    assert_eq!(probed, [2, 3, 1, 2]);
+}
+
+#[test]
+fn a_retry_that_was_tried_last_lets_another_go_first() {
+    let mut lanes = in_a_silence();
+    let due = |sequence| Fetched {
+        wait: Some(Wait::Retry),
+        attempts: 1,
+        ..row(sequence, sequence as u8)
+    };
+    lanes.wake_breakers(later(1_000));
+    assert_eq!(lanes.offer(due(1), Origin::Due, None, later(1_000)), Offered::Held);
+    assert_eq!(lanes.offer(due(2), Origin::Due, None, later(1_000)), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, late())], later(1_000));
+    settle(&mut lanes);
+    lanes.wake_breakers(later(10_000));
+    assert_eq!(lanes.offer(due(2), Origin::Due, None, later(10_000)), Offered::Held);
+    settle(&mut lanes);
+    assert_eq!(lanes.offer(due(2), Origin::Due, None, later(10_100)), Offered::Accepted, "alone");
 }
 
 #[test]

@@ -189,8 +189,10 @@ impl World {
             let (name, here) = (&of.rules.name, |entry: &Entry| entry.destination == index);
             let waits = |entry: &Entry| here(entry) && entry.state == State::Waiting;
             assert_eq!(of.in_flight, count(&|e| here(e) && flies(e)), "in flight to {name}");
-            assert_eq!(of.waiting_hot, count(&|e| waits(e) && e.hot), "hot for {name}");
-            assert_eq!(of.waiting_cold, count(&|e| waits(e) && !e.hot), "cold for {name}");
+            for queue in Queue::ALL {
+                let counted = count(&|entry| waits(entry) && entry.queue == queue);
+                assert_eq!(of.waiting(queue), counted, "{queue:?} for {name}");
+            }
         }
         // Those of a shard that is being handed over have no future.
         for (id, lane) in lanes.lanes.iter().filter(|_| self.owner == Owner::Us) {

@@ -50,8 +50,9 @@ impl World {
         for (index, sequence) in batch.into_iter().enumerate() {
             let outcome = match (kind + index * 5) % 8 {
                 _ if destination == 0 && failed => Outcome::retry("behind one that failed"),
-                0 | 1 if !up => Outcome::retry("no answer"),
+                0 | 1 if !up => Outcome::timed_out("no answer"),
                 _ if !up => Outcome::unavailable("down"),
+                0 if index > 0 => Outcome::timed_out("this one hangs"),
                 0 => Outcome::retry("no"),
                 1 => Outcome::dead("never"),
                 2 => Outcome::Retry { error: String::new(), after: Some(Duration::ZERO) },

@@ -111,7 +111,10 @@ impl World {
         for lane in self.blocked() {
             self.lanes.block(0, &lane);
         }
-        self.source.rewind(page(self.mark, true).position);
+        let lowest = |positions: &[Position]| {
+            positions.iter().min_by_key(|position| position.sequence).cloned().unwrap_or_default()
+        };
+        self.source.rewind(page(self.mark, true).position, lowest);
     }
 
     /// What the table says is blocked.

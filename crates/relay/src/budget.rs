@@ -1,0 +1,103 @@
+//! Budget: how many bytes of events a relay has in memory, and how many more it may read.
+//!
+//! An event is charged when it is read, for every copy that its way can take: the decoded event, the
+//! message that a transport makes of it, and what the broker's client keeps of that until it is
+//! acknowledged. The charge is given back when the event has left the memory, wherever that happens: it is
+//! dropped with what is known of the event. A page is read as raw rows first, so it may take an eighth of
+//! the budget only.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Copies of an event on its way: decoded, as a message, in the queue of the broker's client.
+const COPIES: usize = 3;
+
+/// What an event takes besides its payload and headers.
+const OVERHEAD: usize = 512;
+
+/// A page with less room is not worth reading: it would be one of many.
+const LEAST_PAGE: usize = 64;
+
+/// The bytes of all events in memory, and their limit.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    limit: usize,
+    used: Arc<AtomicUsize>,
+}
+
+/// What one event takes of the budget, until it is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    bytes: usize,
+    used: Arc<AtomicUsize>,
+}
+
+impl Budget {
+    /// So many bytes.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, used: Arc::default() }
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Takes an event with a payload and headers of so many bytes into account.
+    pub(crate) fn charge(&self, bytes: usize) -> Charge {
+        let bytes = bytes.saturating_mul(COPIES).saturating_add(OVERHEAD);
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Charge { bytes, used: Arc::clone(&self.used) }
+    }
+
+    /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
+    /// nothing in memory one event may always come, however large it is.
+    pub(crate) fn page(&self) -> Option<usize> {
+        let used = self.used();
+        let room = self.limit.saturating_sub(used) / COPIES;
+        if used > 0 && room < self.limit / LEAST_PAGE {
+            return None;
+        }
+        Some(room.min(self.limit / 8).max(1))
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_an_eighth_at_most_and_waits_when_there_is_no_room() {
+        let budget = Budget::new(64_000);
+        assert_eq!(budget.page(), Some(8_000));
+        let first = budget.charge(10_000);
+        assert_eq!(budget.used(), 30_512);
+        assert_eq!(budget.page(), Some(8_000));
+        let second = budget.charge(9_900);
+        assert_eq!(budget.page(), Some(1092));
+        let third = budget.charge(100);
+        assert_eq!(budget.page(), None, "so little is not worth a read");
+        drop((first, third));
+        assert_eq!(budget.page(), Some(8_000));
+        drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn an_event_larger_than_the_budget_passes_alone() {
+        let budget = Budget::new(64);
+        assert!(budget.page().is_some(), "nothing is in memory");
+        let huge = budget.charge(1_000_000);
+        assert_eq!(budget.page(), None);
+        drop(huge);
+        assert!(budget.page().is_some());
+    }
+}

@@ -1,0 +1,400 @@
+//! Tracker: which numbers of the table were missing when readers passed them, and which of them have
+//! appeared since.
+//!
+//! A number is missing because of the table, not because of a reader. So all readers of a store share
+//! one tracker:
+//!
+//! ```text
+//!             frontier
+//!                v
+//! 1 2 3 . . 6 7 . 9           missing: 4, 5, 8
+//! appeared:  5                a reader's context says how many of these it has been given
+//! ```
+//!
+//! A context is also good for another process, which has another tracker: it names the numbers that
+//! were missing, or, when these are many, the first of them, and reading starts again there.
+//!
+//! ```text
+//! vm/3306/1/…/1794734034|0198f2c1-…:17|12-15,20     life of the server | tracker : appeared | missing
+//! vm/3306/1/…/1794734034|0198f2c1-…:17|<12
+//! ```
+
+use std::{collections::VecDeque, fmt, time::Instant};
+
+use posthaste_core::store::Position;
+use uuid::Uuid;
+
+use super::gaps::Gaps;
+
+/// Most runs of missing numbers that a context names one by one.
+const NAMED: usize = 200;
+
+/// Most numbers that are remembered as appeared. A reader that has not been given older ones starts
+/// again before the lowest of them.
+const REMEMBERED: usize = 400_000;
+
+/// What is known of the missing numbers.
+#[derive(Debug)]
+pub(super) struct Tracker {
+    id: Uuid,
+    /// The life of the server that all of this was learnt in.
+    life: String,
+    /// The numbers up to here were looked at; `None` before the first look.
+    frontier: Option<i64>,
+    pub(super) missing: Gaps,
+    appeared: VecDeque<i64>,
+    /// How many have been forgotten of those that have appeared, and the lowest of them.
+    forgotten: u64,
+    lowest_forgotten: i64,
+    /// When numbers were last given up that nobody can use any more.
+    pub(super) closed_at: Option<Instant>,
+    /// When it was last looked up which long statements only read.
+    pub(super) readers_at: Option<Instant>,
+    /// Whether statements of other users are shown, and when that was asked.
+    pub(super) shown: Option<(Instant, bool)>,
+}
+
+/// Where a reader stands with this tracker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reader {
+    pub(super) sequence: i64,
+    /// It has been given this many of the numbers that appeared.
+    pub(super) given: u64,
+}
+
+impl Tracker {
+    pub(super) fn new(life: &str) -> Self {
+        Self {
+            id: Uuid::now_v7(),
+            life: life.to_owned(),
+            frontier: None,
+            missing: Gaps::default(),
+            appeared: VecDeque::new(),
+            forgotten: 0,
+            lowest_forgotten: i64::MAX,
+            closed_at: None,
+            readers_at: None,
+            shown: None,
+        }
+    }
+
+    pub(super) fn life(&self) -> &str {
+        &self.life
+    }
+
+    /// How many have appeared since the beginning.
+    pub(super) fn appeared(&self) -> u64 {
+        self.forgotten + self.appeared.len() as u64
+    }
+
+    /// Where the reader of this position stands. Learns what another tracker has written into it.
+    pub(super) fn reader(&mut self, from: &Position, now: Instant) -> Reader {
+        let mut reader = Reader { sequence: from.sequence, given: self.appeared() };
+        match Context::parse(&from.context) {
+            // Nothing is known to have been seen.
+            None => reader.sequence = 0,
+            Some(context) if context.tracker == self.id => {
+                reader.given = context.given.min(reader.given);
+                if reader.given < self.forgotten {
+                    reader.given = self.forgotten;
+                    reader.sequence = reader.sequence.min(self.lowest_forgotten - 1);
+                }
+            }
+            // It speaks for all numbers up to its sequence.
+            Some(context) => {
+                match context.missing {
+                    Missing::Named(runs) => {
+                        for (first, last) in runs {
+                            self.missing.add(first, last.min(from.sequence), now);
+                        }
+                    }
+                    Missing::From(first) => reader.sequence = reader.sequence.min(first - 1),
+                }
+                self.frontier = self.frontier.max(Some(reader.sequence));
+            }
+        }
+        self.frontier.get_or_insert(reader.sequence);
+        reader
+    }
+
+    /// The numbers up to `end` were looked at, and of those after `after` these were visible.
+    pub(super) fn looked(&mut self, after: i64, present: &[i64], end: i64, now: Instant) {
+        let frontier = self.frontier.unwrap_or(after);
+        if end <= frontier {
+            return;
+        }
+        let first = present.partition_point(|&number| number <= frontier);
+        let last = present.partition_point(|&number| number <= end);
+        self.missing.add_missing(frontier, &present[first..last], now);
+        let newest = present[first..last].last().copied().unwrap_or(frontier);
+        self.missing.add(newest + 1, end, now);
+        self.frontier = Some(end);
+    }
+
+    pub(super) fn frontier(&self) -> i64 {
+        self.frontier.unwrap_or(0)
+    }
+
+    /// These numbers are visible, in order: those that were missing have appeared.
+    pub(super) fn saw(&mut self, visible: &[i64]) {
+        for number in self.missing.take(visible) {
+            self.appeared.push_back(number);
+        }
+        while self.appeared.len() > REMEMBERED {
+            let Some(number) = self.appeared.pop_front() else { break };
+            self.forgotten += 1;
+            self.lowest_forgotten = self.lowest_forgotten.min(number);
+        }
+    }
+
+    /// The numbers up to `up_to` that have appeared and that the reader has not been given, at most so
+    /// many, each with how many were given once it is.
+    pub(super) fn late(&self, reader: Reader, up_to: i64, most: usize) -> Vec<(u64, i64)> {
+        let skipped = reader.given.saturating_sub(self.forgotten) as usize;
+        let counted = (reader.given.max(self.forgotten) + 1..).zip(self.appeared.range(skipped..));
+        counted.map(|(given, &n)| (given, n)).filter(|&(_, n)| n <= up_to).take(most).collect()
+    }
+
+    /// The context of a reader that stands here.
+    pub(super) fn context(&self, reader: Reader) -> String {
+        let missing = if self.missing.len() <= NAMED {
+            let runs = self.missing.iter().map(|gap| (gap.first, gap.last));
+            // What it has not been given is missing to another tracker.
+            let late = self.late(reader, i64::MAX, NAMED + 1);
+            if late.len() <= NAMED {
+                Missing::Named(runs.chain(late.iter().map(|&(_, n)| (n, n))).collect())
+            } else {
+                self.first_missing(&late)
+            }
+        } else {
+            self.first_missing(&self.late(reader, i64::MAX, usize::MAX))
+        };
+        Context { life: self.life.clone(), tracker: self.id, given: reader.given, missing }
+            .to_string()
+    }
+
+    fn first_missing(&self, late: &[(u64, i64)]) -> Missing {
+        let late = late.iter().map(|&(_, number)| number).min();
+        let first = self.missing.first().into_iter().chain(late).min();
+        Missing::From(first.unwrap_or(1))
+    }
+}
+
+/// What a position remembers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Context {
+    pub(super) life: String,
+    tracker: Uuid,
+    given: u64,
+    pub(super) missing: Missing,
+}
+
+/// The numbers that were missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// These runs.
+    Named(Vec<(i64, i64)>),
+    /// This one, and others after it.
+    From(i64),
+}
+
+impl Context {
+    /// The context of this text; `None` for an empty one and for that of another version.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('|');
+        let life = parts.next()?.to_owned();
+        let (tracker, given) = parts.next()?.split_once(':')?;
+        let missing = parts.next()?;
+        let missing = if let Some(first) = missing.strip_prefix('<') {
+            Missing::From(first.parse().ok()?)
+        } else {
+            let runs = missing.split(',').filter(|run| !run.is_empty());
+            Missing::Named(runs.map(run).collect::<Option<_>>()?)
+        };
+        let (tracker, given) = (tracker.parse().ok()?, given.parse().ok()?);
+        Some(Self { life, tracker, given, missing })
+    }
+
+    /// The numbers that it names as missing.
+    pub(super) fn gaps(&self) -> Gaps {
+        let mut gaps = Gaps::default();
+        if let Missing::Named(runs) = &self.missing {
+            let now = Instant::now();
+            for &(first, last) in runs {
+                gaps.add(first, last, now);
+            }
+        }
+        gaps
+    }
+
+    /// The same, of another life.
+    pub(super) fn in_life(self, life: &str) -> Self {
+        Self { life: life.to_owned(), ..self }
+    }
+}
+
+fn run(text: &str) -> Option<(i64, i64)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some((first.parse().ok()?, last.parse().ok()?))
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}|{}:{}|", self.life, self.tracker, self.given)?;
+        match &self.missing {
+            Missing::From(first) => write!(f, "<{first}"),
+            Missing::Named(runs) => {
+                for (index, (first, last)) in runs.iter().enumerate() {
+                    let comma = if index == 0 { "" } else { "," };
+                    write!(f, "{comma}{first}")?;
+                    if last > first {
+                        write!(f, "-{last}")?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The position before the first number that is missing, where a context does not name them all.
+pub(super) fn from_first(position: Position) -> Position {
+    match Context::parse(&position.context).map(|context| context.missing) {
+        Some(Missing::From(first)) => {
+            Position { sequence: position.sequence.min(first - 1), ..position }
+        }
+        _ => position,
+    }
+}
+
+/// A position from which a reader finds all that readers at any of these would find.
+pub(super) fn join(positions: &[Position]) -> Position {
+    let Some((first, rest)) = positions.split_first() else {
+        return Position::default();
+    };
+    let mut sequence = first.sequence;
+    let mut common = Context::parse(&first.context);
+    for position in rest {
+        sequence = sequence.min(position.sequence);
+        let other = Context::parse(&position.context);
+        common = common.zip(other).and_then(|(common, other)| meet(common, other));
+    }
+    match common {
+        Some(common) => Position { sequence, context: common.to_string() },
+        // Nothing is known to have been seen.
+        None => Position::default(),
+    }
+}
+
+fn meet(one: Context, other: Context) -> Option<Context> {
+    if one.life != other.life {
+        return None;
+    }
+    let missing = match (one.missing, other.missing) {
+        (Missing::Named(mut runs), Missing::Named(others)) => {
+            runs.extend(others.into_iter().filter(|run| !runs.contains(run)).collect::<Vec<_>>());
+            Missing::Named(runs)
+        }
+        (one, other) => Missing::From(first(&one).min(first(&other))),
+    };
+    // Two trackers have nothing in common but what the contexts name.
+    let (tracker, given) = if one.tracker == other.tracker {
+        (one.tracker, one.given.min(other.given))
+    } else {
+        (Uuid::nil(), 0)
+    };
+    Some(Context { life: one.life, tracker, given, missing })
+}
+
+fn first(missing: &Missing) -> i64 {
+    match missing {
+        Missing::From(first) => *first,
+        Missing::Named(runs) => runs.iter().map(|run| run.0).min().unwrap_or(i64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn position(sequence: i64, context: String) -> Position {
+        Position { sequence, context }
+    }
+
+    fn numbers(late: &[(u64, i64)]) -> Vec<i64> {
+        late.iter().map(|&(_, number)| number).collect()
+    }
+
+    #[test]
+    fn a_reader_is_given_each_number_that_appears_once() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a");
+        let reader = tracker.reader(&Position::default(), now);
+        tracker.looked(0, &[1, 2, 3, 6, 7, 9], 9, now);
+        tracker.saw(&[1, 5, 7]);
+        assert_eq!(numbers(&tracker.late(reader, 9, 10)), [5]);
+        assert!(tracker.late(reader, 4, 10).is_empty(), "it has not come that far");
+        let given = Reader { given: 1, ..reader };
+        assert!(tracker.late(given, 9, 10).is_empty());
+        tracker.saw(&[4, 8]);
+        assert_eq!(tracker.late(given, 9, 1), [(2, 4)]);
+        assert_eq!(numbers(&tracker.late(reader, 9, 10)), [5, 4, 8]);
+    }
+
+    #[test]
+    fn another_tracker_learns_what_is_missing_from_a_context() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a");
+        let reader = tracker.reader(&Position::default(), now);
+        tracker.looked(0, &[1, 2, 3, 6, 7, 9], 9, now);
+        tracker.saw(&[5]);
+        let context = tracker.context(Reader { sequence: 9, ..reader });
+        let mut other = Tracker::new("a");
+        let there = other.reader(&position(9, context.clone()), now);
+        assert_eq!((there.sequence, other.frontier()), (9, 9));
+        other.saw(&[4, 5]);
+        assert_eq!(numbers(&other.late(there, 9, 10)), [4, 5], "5 was not given yet");
+        // The same tracker knows more than the text says.
+        assert_eq!(tracker.reader(&position(9, context), now).given, 0);
+    }
+
+    #[test]
+    fn a_context_with_many_missing_numbers_is_short_and_starts_at_the_first() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a");
+        let reader = tracker.reader(&Position::default(), now);
+        let present: Vec<i64> = (1..=5_000).map(|n| n * 2).collect();
+        tracker.looked(0, &present, 10_000, now);
+        let context = tracker.context(Reader { sequence: 10_000, ..reader });
+        assert!(context.len() < 100, "{context}");
+        let mut other = Tracker::new("a");
+        assert_eq!(other.reader(&position(10_000, context), now).sequence, 0);
+    }
+
+    #[test]
+    fn a_common_position_misses_what_any_of_them_misses() {
+        let context = |text: &str| format!("a|{}|{text}", format_args!("{}:3", Uuid::nil()));
+        let one = position(90, context("12-15,20"));
+        let two = position(70, context("20,33"));
+        assert_eq!(join(&[one.clone(), two.clone()]), position(70, context("12-15,20,33")));
+        let many = position(80, context("<8"));
+        assert_eq!(join(&[one.clone(), many]), position(80, context("<8")));
+        let other_life = position(80, context("").replace("a|", "b|"));
+        assert_eq!(join(&[one.clone(), other_life]), Position::default());
+        assert_eq!(join(&[one.clone(), position(80, String::new())]), Position::default());
+        assert_eq!(join(std::slice::from_ref(&one)), one);
+    }
+
+    #[test]
+    fn a_reader_that_stood_still_for_long_starts_before_what_was_forgotten() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a");
+        let reader = tracker.reader(&Position::default(), now);
+        let all = REMEMBERED as i64 + 10;
+        tracker.looked(0, &[all + 1], all + 1, now);
+        let context = tracker.context(Reader { sequence: all + 1, ..reader });
+        tracker.saw(&(1..=all).collect::<Vec<_>>());
+        let there = tracker.reader(&position(all + 1, context), now);
+        assert_eq!((there.sequence, there.given), (0, 10));
+    }
+}
