@@ -38,6 +38,8 @@ pub const COLD_ENQUEUED_TOTAL: &str = "outbox_cold_enqueued_total";
 pub const HOT_QUEUE_DEPTH: &str = "outbox_hot_queue_depth";
 /// Events from polls that wait in this relay.
 pub const COLD_QUEUE_DEPTH: &str = "outbox_cold_queue_depth";
+/// Bytes of events in a relay's memory, all copies counted.
+pub const MEMORY_BYTES: &str = "outbox_memory_bytes";
 /// Shards that this relay owns.
 pub const SHARDS_OWNED: &str = "outbox_shards_owned";
 /// Relays of the outbox that are alive, as this one sees it.

@@ -27,11 +27,16 @@ pub struct Budget {
     used: Arc<AtomicUsize>,
 }
 
-/// What one event takes of the budget, until it is dropped.
+/// What the events of one destination take of the budget.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Share(Arc<AtomicUsize>);
+
+/// What one event takes of the budget, and of its destination's share, until it is dropped.
 #[derive(Debug)]
 pub struct Charge {
     bytes: usize,
     used: Arc<AtomicUsize>,
+    share: Share,
 }
 
 impl Budget {
@@ -46,10 +51,17 @@ impl Budget {
     }
 
     /// Takes an event with a payload and headers of so many bytes into account.
-    pub(crate) fn charge(&self, bytes: usize) -> Charge {
+    pub(crate) fn charge(&self, bytes: usize, share: &Share) -> Charge {
         let bytes = bytes.saturating_mul(COPIES).saturating_add(OVERHEAD);
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Charge { bytes, used: Arc::clone(&self.used) }
+        share.0.fetch_add(bytes, Ordering::Relaxed);
+        Charge { bytes, used: Arc::clone(&self.used), share: share.clone() }
+    }
+
+    /// Whether one of so many destinations has what it may have: all of them together leave room for a
+    /// page, so that one that takes its time does not keep the others from theirs.
+    pub(crate) fn is_shared_out(&self, share: &Share, destinations: usize) -> bool {
+        share.0.load(Ordering::Relaxed) >= self.limit / (destinations + 1)
     }
 
     /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
@@ -67,6 +79,7 @@ impl Budget {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.share.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -78,12 +91,12 @@ mod tests {
     fn a_page_is_an_eighth_at_most_and_waits_when_there_is_no_room() {
         let budget = Budget::new(64_000);
         assert_eq!(budget.page(), Some(8_000));
-        let first = budget.charge(10_000);
+        let first = budget.charge(10_000, &Share::default());
         assert_eq!(budget.used(), 30_512);
         assert_eq!(budget.page(), Some(8_000));
-        let second = budget.charge(9_900);
+        let second = budget.charge(9_900, &Share::default());
         assert_eq!(budget.page(), Some(1092));
-        let third = budget.charge(100);
+        let third = budget.charge(100, &Share::default());
         assert_eq!(budget.page(), None, "so little is not worth a read");
         drop((first, third));
         assert_eq!(budget.page(), Some(8_000));
@@ -95,9 +108,23 @@ mod tests {
     fn an_event_larger_than_the_budget_passes_alone() {
         let budget = Budget::new(64);
         assert!(budget.page().is_some(), "nothing is in memory");
-        let huge = budget.charge(1_000_000);
+        let huge = budget.charge(1_000_000, &Share::default());
         assert_eq!(budget.page(), None);
         drop(huge);
         assert!(budget.page().is_some());
+    }
+
+    #[test]
+    fn a_destination_that_keeps_its_events_leaves_room_for_the_others() {
+        let budget = Budget::new(90_000);
+        let (slow, quick) = (Share::default(), Share::default());
+        let kept: Vec<Charge> = (0..3).map(|_| budget.charge(3_000, &slow)).collect();
+        assert!(!budget.is_shared_out(&slow, 2));
+        let one_more = budget.charge(3_000, &slow);
+        assert!(budget.is_shared_out(&slow, 2));
+        assert!(!budget.is_shared_out(&quick, 2));
+        assert!(budget.page().is_some());
+        drop((kept, one_more));
+        assert!(!budget.is_shared_out(&slow, 2));
     }
 }

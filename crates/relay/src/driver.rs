@@ -515,6 +515,7 @@ impl Driver {
             && self.has_read_all()
             && self.lanes.is_idle();
         stats.breakers_open = self.lanes.breakers_open();
+        stats.memory = self.lanes.budget().used();
         (stats.hot_queue, stats.cold_queue) = self.lanes.waiting();
         [stats.delivery_p50_ms, stats.delivery_p95_ms] = self.sampled.quantiles;
         stats.housekeeper = *self.wires.duty.borrow();

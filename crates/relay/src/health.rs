@@ -8,12 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// A relay asks the database every second and gives a call up after 5 s at most: when no answer came for
+/// this long, the second try has failed too.
+const UNANSWERED: Duration = Duration::from_secs(8);
+
 /// What is still healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthLimits {
     /// The oldest event that could be delivered now is younger.
     pub max_age: Duration,
-    /// The database was reached, and the driver came round, more recently than this.
+    /// The driver came round more recently than this, and so did an answer of the database. The database
+    /// has 8 s at most.
     pub silence: Duration,
 }
 
@@ -84,10 +89,11 @@ impl Pulse {
 
     pub(crate) fn health(&self, life: Life, limits: &HealthLimits, now: Instant) -> Health {
         let signs = self.signs().clone();
-        let silent = |since: Option<Instant>| {
-            since.is_none_or(|at| now.saturating_duration_since(at) > limits.silence)
+        let silent = |since: Option<Instant>, limit: Duration| {
+            since.is_none_or(|at| now.saturating_duration_since(at) > limit)
         };
-        let stuck = life == Life::Running && signs.turned.is_some() && silent(signs.turned);
+        let stuck =
+            life == Life::Running && signs.turned.is_some() && silent(signs.turned, limits.silence);
         let mut reasons = Vec::new();
         match life {
             Life::NotStarted => reasons.push("not started".to_owned()),
@@ -99,10 +105,10 @@ impl Pulse {
             reasons.push(format!("the driver has not come round for {:?}", limits.silence));
         }
         if life == Life::Running {
-            if silent(signs.database) {
+            if silent(signs.database, limits.silence.min(UNANSWERED)) {
                 reasons.push("the database was not reached lately".to_owned());
             }
-            if silent(signs.unowned) && signs.unowned.is_some() {
+            if silent(signs.unowned, limits.silence) && signs.unowned.is_some() {
                 reasons.push("there are shards that nobody owns".to_owned());
             }
             if signs.oldest.is_some_and(|age| age > limits.max_age) && !signs.stands_by {
@@ -150,10 +156,14 @@ mod tests {
     #[test]
     fn a_database_that_is_away_makes_it_unready_and_not_dead() {
         let now = Instant::now();
-        let (pulse, later) = (pulse(now), now + Duration::from_secs(31));
+        let (pulse, later) = (pulse(now), now + Duration::from_secs(9));
         pulse.turned(later, false);
         let health = pulse.health(Life::Running, &LIMITS, later);
         assert!(health.live && !health.ready);
+        let sooner = HealthLimits { silence: Duration::from_secs(3), ..LIMITS };
+        let soon = now + Duration::from_secs(4);
+        assert!(pulse.health(Life::Running, &LIMITS, soon).ready);
+        assert!(!pulse.health(Life::Running, &sooner, soon).ready);
     }
 
     #[test]

@@ -37,6 +37,7 @@ struct RelayMeters {
     stale_settles: Counter,
     hot_queue: Gauge,
     cold_queue: Gauge,
+    memory: Gauge,
     shards_owned: Gauge,
     relays_alive: Gauge,
 }
@@ -88,6 +89,7 @@ impl Meters {
                 stale_settles: counter(metric::STALE_SETTLES_TOTAL),
                 hot_queue: gauge(metric::HOT_QUEUE_DEPTH),
                 cold_queue: gauge(metric::COLD_QUEUE_DEPTH),
+                memory: gauge(metric::MEMORY_BYTES),
                 shards_owned: gauge(metric::SHARDS_OWNED),
                 relays_alive: gauge(metric::RELAYS_ALIVE),
             },
@@ -148,6 +150,7 @@ impl Meters {
         }
         self.relay.hot_queue.set(now.hot_queue as f64);
         self.relay.cold_queue.set(now.cold_queue as f64);
+        self.relay.memory.set(now.memory as f64);
         self.relay.shards_owned.set(f64::from(now.shards_owned));
     }
 

@@ -68,6 +68,7 @@ pub fn describe() {
     describe_counter!(COLD_ENQUEUED_TOTAL, "Events that came from polls");
     describe_gauge!(HOT_QUEUE_DEPTH, "Events from the hot path that wait in this relay");
     describe_gauge!(COLD_QUEUE_DEPTH, "Events from polls that wait in this relay");
+    describe_gauge!(MEMORY_BYTES, "Bytes of events in this relay's memory, all copies counted");
     describe_gauge!(SHARDS_OWNED, "Shards that this relay owns");
     describe_gauge!(RELAYS_ALIVE, "Relays of the outbox that are alive, as this one sees it");
     describe_counter!(STALE_SETTLES_TOTAL, "Outcomes refused because the lease was lost");

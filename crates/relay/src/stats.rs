@@ -37,7 +37,10 @@ pub struct Stats {
     pub shards: u16,
     /// Events in memory now.
     pub in_memory: usize,
-    /// Those of them that came over the hot path and wait for their turn.
+    /// Bytes of events in memory now, all copies counted, as far as [`Config::memory`](crate::Config)
+    /// limits them.
+    pub memory: usize,
+    /// Those of the events in memory that came over the hot path and wait for their turn.
     pub hot_queue: usize,
     /// Those that came from polls and wait for their turn.
     pub cold_queue: usize,

@@ -205,6 +205,32 @@ async fn a_row_with_a_zero_date_dies_alone() {
     outbox.drop().await;
 }
 
+#[tokio::test]
+async fn a_duplicate_enqueue_that_stays_open_holds_no_lock_that_a_settle_needs() {
+    for seen in [true, false] {
+        let outbox = Outbox::new().await;
+        let mut again = outbox.pool.begin().await.unwrap();
+        if !seen {
+            // What is committed from now on is not visible to it.
+            outbox.execute(&mut again, "select count(*) from {events}").await;
+        }
+        let event = event("a");
+        let first = outbox.enqueue_and_commit(std::slice::from_ref(&event)).await[0];
+        let second = outbox.enqueue(&mut again, &[event]).await[0];
+        assert!(second.duplicate);
+        assert_eq!(second.sequence, first.sequence);
+        let (relay, held) = outbox.hold().await;
+        let page =
+            outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(10)).await.unwrap();
+        let batch = [sent(first.sequence, page.rows[0].shard)];
+        let fence = Fence::Shards { owner: relay.owner(), held };
+        let report = outbox.store.settle(&fence, &batch, true).await.unwrap();
+        assert!(report.refused.is_empty());
+        again.rollback().await.unwrap();
+        outbox.drop().await;
+    }
+}
+
 /// The numbers that a position names as missing.
 fn missing(position: &Position) -> &str {
     position.context.rsplit('|').next().unwrap()

@@ -9,6 +9,7 @@
 //!   reordered, repeated or made up.
 //! - `tables`: outboxes that nobody else uses, and an end for them.
 //! - `statements`: which statements a process sent.
+//! - `proxy`: swallows answers of a server.
 //! - `wait`: for what nobody announces.
 
 #[cfg(feature = "tables")]
@@ -16,6 +17,9 @@ pub mod tables;
 
 #[cfg(feature = "tables")]
 pub mod wait;
+
+#[cfg(feature = "proxy")]
+pub mod proxy;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -3,6 +3,8 @@
 
 mod churn;
 
+mod failover;
+
 mod hot_and_cold;
 
 mod late_commits;
@@ -12,3 +14,5 @@ mod paused;
 mod poison;
 
 mod shares;
+
+mod swallowed;

@@ -29,6 +29,8 @@ mod pauses;
 
 mod plain_sql;
 
+mod progress;
+
 mod sharing;
 
 mod testing;

@@ -9,6 +9,7 @@ use super::{
     Lanes, Origin, Ready, State,
     breaker::{Breaker, Undecided},
 };
+use crate::budget::Share;
 
 /// What lanes must know of a destination.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub(super) struct Destination {
     /// How many others went since the last replay.
     since_replay: u8,
     pub(super) in_flight: usize,
+    /// What its events take of the memory.
+    pub(super) share: Share,
     /// How many events were handed to it so far: numbers the dispatches.
     pub(super) started: u64,
     pub(super) breaker: Breaker,
@@ -108,6 +111,7 @@ impl Destination {
             turn: 0,
             since_replay: 0,
             in_flight: 0,
+            share: Share::default(),
             started: 0,
             breaker: Breaker::default(),
             undecided: Vec::new(),
@@ -218,10 +222,14 @@ impl Lanes {
     /// The destination's own cursor may read on: how many events there is room for.
     pub fn room_behind(&self, destination: u16, limit: usize) -> usize {
         let destination = &self.destinations[usize::from(destination)];
-        if !destination.breaker.is_closed() {
+        if !destination.breaker.is_closed() || self.has_its_share(destination) {
             return 0;
         }
         limit.saturating_sub(destination.waiting(Queue::Cold))
+    }
+
+    fn has_its_share(&self, destination: &Destination) -> bool {
+        self.rules.budget.is_shared_out(&destination.share, self.rules.destinations.len())
     }
 
     /// Whether any destination takes what a poll reads. When none does, reading on is for nothing.
@@ -256,6 +264,7 @@ impl Lanes {
                 Origin::Cold if several && of.waiting(Queue::Cold) >= self.rules.cold_queue => {
                     passed_over
                 }
+                Origin::Cold | Origin::Hot if several && self.has_its_share(of) => passed_over,
                 _ => Gate::Admit,
             };
         }

@@ -147,7 +147,10 @@ impl Lanes {
             held: origin == Origin::Held,
             blocks: matches!(wait, Some(Wait::Retry | Wait::Suspect)),
             lease: lease.cloned(),
-            charge: Some(self.rules.budget.charge(bytes)),
+            charge: Some({
+                let share = &self.destinations[usize::from(destination)].share;
+                self.rules.budget.charge(bytes, share)
+            }),
             state: State::Waiting,
         };
         let pending = Pending { sequence, content, wait };

@@ -95,10 +95,22 @@ async fn enqueue_one(
             Ok(Enqueued { id, sequence: written.last_insert_id() as i64, duplicate: false })
         }
         // Only the statement was undone, not the caller's transaction; and the refused insert has
-        // waited for whoever was writing the same id, and holds its row since.
+        // waited for whoever was writing the same id.
         Err(error) if number(&error) == DUPLICATE_ENTRY => {
-            let known = find_known(connection, tables, FIND_LATEST, &[id]).await?;
-            duplicate(event, known.get(&id))
+            let known = find_known(connection, tables, &[id]).await?;
+            if let Some(known) = known.get(&id) {
+                return duplicate(event, Some(known));
+            }
+            // Committed since this transaction began: what is compared cannot be seen, only its number.
+            let sequence: Option<i64> = sqlx::query_scalar(tables.sql(FIND_LATEST))
+                .bind(id.hyphenated().to_string())
+                .fetch_optional(connection)
+                .await
+                .map_err(failed("looking for an event that was written before"))?;
+            match sequence {
+                Some(sequence) => Ok(Enqueued { id, sequence, duplicate: true }),
+                None => duplicate(event, None),
+            }
         }
         Err(error) => Err(failed("writing an event")(error)),
     }
@@ -117,7 +129,7 @@ async fn enqueue_many(
     while !left.is_empty() {
         if insert_many(connection, tables, &left).await? {
             let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
-            let written = find_known(connection, tables, FIND_SEEN, &ids).await?;
+            let written = find_known(connection, tables, &ids).await?;
             for event in left {
                 let answer = duplicate(event, written.get(&event.id()))?;
                 enqueued.insert(event.id(), Enqueued { duplicate: false, ..answer });
@@ -125,7 +137,7 @@ async fn enqueue_many(
             return Ok(());
         }
         let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
-        let known = find_known(connection, tables, FIND_SEEN, &ids).await?;
+        let known = find_known(connection, tables, &ids).await?;
         if known.is_empty() {
             break;
         }
@@ -166,20 +178,20 @@ const FIND_SEEN: &str = "
     from {events}
     where event_id in ({list})";
 
-/// What is committed by now, whenever this transaction began.
+/// What is committed by now, whenever this transaction began. From the index of ids alone: a lock on the
+/// row itself would stand until the caller's transaction ends, and the event's settle would wait for it,
+/// with its leases.
 const FIND_LATEST: &str = "
-    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
-    from {events}
-    where event_id in ({list})
+    select sequence from {events} force index ({bare}_event_idx)
+    where event_id = ?
     lock in share mode";
 
 async fn find_known(
     connection: &mut MySqlConnection,
     tables: &Tables,
-    template: &'static str,
     ids: &[Uuid],
 ) -> Result<HashMap<Uuid, Known>> {
-    let mut query = sqlx::query(listing(tables, template, ids.len()));
+    let mut query = sqlx::query(listing(tables, FIND_SEEN, ids.len()));
     for id in padded(ids) {
         query = query.bind(id.hyphenated().to_string());
     }

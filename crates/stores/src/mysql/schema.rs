@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use async_trait::async_trait;
 use posthaste_core::{Error, ErrorKind, Result, store::Schema};
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{MySqlStore, number};
 use crate::{failure::failed, version};
@@ -61,9 +61,48 @@ impl Schema for MySqlStore {
             return Err(version::absent(&self.tables));
         };
         version::refuse_other(&self.tables, version, VERSION)?;
+        refuse_clusters(&mut connection).await?;
         let _ = self.shards.set(count);
         Ok(count)
     }
+}
+
+/// Refuses servers of which several are written to: a number that is missing on one may belong to a
+/// transaction that only another one knows, and numbers do not follow the order of commits.
+async fn refuse_clusters(connection: &mut MySqlConnection) -> Result<()> {
+    const VARIABLES: &str = "
+        show global variables where variable_name in
+            ('wsrep_on', 'group_replication_single_primary_mode', 'version', 'version_comment')";
+
+    let variables: Vec<(String, String)> = sqlx::query(VARIABLES)
+        .persistent(false)
+        .try_map(|row: MySqlRow| Ok((row.try_get_unchecked(0)?, row.try_get_unchecked(1)?)))
+        .fetch_all(connection)
+        .await
+        .map_err(failed("asking what the server is"))?;
+    match refusal(&variables) {
+        Some(reason) => Err(Error::new(ErrorKind::State, reason)),
+        None => Ok(()),
+    }
+}
+
+fn refusal(variables: &[(String, String)]) -> Option<String> {
+    let is = |name: &str, value: &str| {
+        variables.iter().any(|(n, v)| n.eq_ignore_ascii_case(name) && v.eq_ignore_ascii_case(value))
+    };
+    let of_tidb = variables.iter().any(|(_, value)| value.to_ascii_lowercase().contains("tidb"));
+    let (what, remedy) = if of_tidb {
+        ("TiDB", "use MySQL, MariaDB or PostgreSQL")
+    } else if is("wsrep_on", "ON") {
+        ("a node of a Galera cluster", "use a primary with replicas")
+    } else if is("group_replication_single_primary_mode", "OFF") {
+        ("a member of a group with several primaries", "use group_replication_single_primary_mode")
+    } else {
+        return None;
+    };
+    Some(format!(
+        "this server is {what}: events that are written through another server could be lost; {remedy}"
+    ))
 }
 
 impl MySqlStore {
@@ -166,6 +205,30 @@ impl MySqlStore {
             Ok(row) => Ok(row.map(|(version, shards)| (version, shards as u16))),
             Err(error) if matches!(number(&error), NO_SUCH_TABLE | UNKNOWN_DATABASE) => Ok(None),
             Err(error) => Err(failed("reading the outbox's version")(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::refusal;
+
+    #[test]
+    fn servers_with_several_writers_are_refused_with_the_remedy() {
+        let refused = |name: &str, value: &str| refusal(&[(name.to_owned(), value.to_owned())]);
+        let galera = refused("wsrep_on", "ON").unwrap();
+        assert!(
+            galera.contains("Galera") && galera.contains("a primary with replicas"),
+            "{galera}"
+        );
+        assert!(refused("group_replication_single_primary_mode", "OFF").is_some());
+        assert!(refused("version", "8.0.11-TiDB-v8.5.0").is_some());
+        for (name, value) in [
+            ("wsrep_on", "OFF"),
+            ("group_replication_single_primary_mode", "ON"),
+            ("version", "10.11.19-MariaDB"),
+        ] {
+            assert_eq!(refused(name, value), None);
         }
     }
 }

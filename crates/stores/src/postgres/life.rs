@@ -23,7 +23,11 @@ macro_rules! alive {
 impl PostgresStore {
     /// Begins a life, unless one is under way.
     pub(super) async fn begin_life(&self, connection: &mut PgConnection) -> Result<()> {
-        const KNOWN: &str = "select exists (select from {life})";
+        const KNOWN: &str = "
+            select exists (select from {life}), coalesce((
+                select s.seqcache from pg_sequence s
+                where s.seqrelid = pg_get_serial_sequence('{events}', 'sequence')::regclass
+            ), 1)";
         // Above all epochs that the lives before can have given, also those that the server has lost.
         const BEGIN: &str = "
             insert into {life} (id, token, first_epoch)
@@ -33,10 +37,21 @@ impl PostgresStore {
             on conflict do nothing";
         const DOING: &str = "beginning a life of the server";
 
-        let known: bool = sqlx::query_scalar(self.tables.sql(KNOWN))
+        let (known, cache): (bool, i64) = sqlx::query_as(self.tables.sql(KNOWN))
             .fetch_one(&mut *connection)
             .await
             .map_err(failed(DOING))?;
+        if cache > 1 {
+            return Err(Error::new(
+                ErrorKind::State,
+                format!(
+                    "the numbers of {events} come from a sequence with a cache of {cache}: a session can \
+                     use an old number in a later transaction, and its events would be passed over; run \
+                     alter table {events} alter column sequence set cache 1",
+                    events = self.tables.name()
+                ),
+            ));
+        }
         if !known {
             sqlx::query(self.tables.sql(BEGIN)).execute(connection).await.map_err(failed(DOING))?;
         }

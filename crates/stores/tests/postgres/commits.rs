@@ -1,6 +1,9 @@
 //! Commits that come late, and settles beside a takeover.
 
-use posthaste_core::store::{Fence, Inspect, Leases, Limit, Position, Read, Settle};
+use posthaste_core::{
+    ErrorKind,
+    store::{Fence, Inspect, Leases, Limit, Position, Read, Settle},
+};
 
 use crate::support::{Outbox, SHARDS, event, new_relay, sent, sequences};
 
@@ -144,5 +147,54 @@ async fn a_takeover_does_not_get_a_shard_whose_settle_is_under_way() {
     assert_eq!(outbox.store.count_sent().await.unwrap(), 1);
     let taken = outbox.store.acquire(&thief, &SHARDS).await.unwrap();
     assert_eq!(taken.len(), SHARDS.len(), "now that it is over, the shards can be taken");
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn numbers_from_a_cache_are_refused_with_the_remedy() {
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let cache = "alter table {events} alter column sequence set cache 20";
+    outbox.execute(&mut connection, cache).await;
+    let error = outbox.store.acquire(&new_relay("r"), &SHARDS).await.unwrap_err();
+    assert!(error.to_string().contains("alter column sequence set cache 1"), "{error}");
+    outbox.execute(&mut connection, "alter table {events} alter column sequence set cache 1").await;
+    assert_eq!(outbox.store.acquire(&new_relay("r"), &SHARDS).await.unwrap().len(), SHARDS.len());
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_reader_on_another_server_is_told_so_and_its_leases_count_no_more() {
+    let outbox = Outbox::new().await;
+    let written = outbox.commit(&[event("a")]).await;
+    let (relay, held) = outbox.hold().await;
+    let lease = outbox.store.acquire(&relay, &[0]).await.unwrap().remove(0);
+    let page = outbox.store.read_on(&SHARDS, &lease.mark, Limit::rows(10)).await.unwrap();
+    // What promotion and crash recovery do.
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, "truncate {life}").await;
+
+    for position in [&lease.mark, &page.position] {
+        let on = outbox.store.read_on(&SHARDS, position, Limit::rows(10)).await;
+        let late = outbox.store.read_late(&SHARDS, position, Limit::rows(10)).await;
+        let hot = outbox.store.read_hot(&written, position).await;
+        for error in [on.unwrap_err(), late.unwrap_err(), hot.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Moved, "{error}");
+        }
+    }
+    let fence = Fence::Shards { owner: relay.owner(), held: held.clone() };
+    let row = &page.rows[0];
+    let batch = [sent(row.sequence, row.shard)];
+    for begun in [false, true] {
+        let report = outbox.store.settle(&fence, &batch, true).await.unwrap();
+        assert_eq!(report.refused, [row.sequence], "a new life has begun: {begun}");
+        assert!(outbox.store.renew(&relay, &held, &page.position).await.unwrap().is_empty());
+        outbox.store.release(&relay, &held, &page.position).await.unwrap();
+        // Somebody else takes the shards: they are free although their leases have not run out.
+        let other = new_relay("other");
+        let leases = outbox.store.acquire(&other, &SHARDS).await.unwrap();
+        assert_eq!(leases.len(), if begun { 0 } else { SHARDS.len() });
+        assert!(leases.iter().all(|lease| lease.held.epoch > held[0].epoch));
+    }
     outbox.drop().await;
 }

@@ -1,0 +1,336 @@
+//! Within a lease, a standby that lacks the last commits becomes the primary. It gives out the lost sequence
+//! numbers and transaction ids again before the relay reaches it. The relay delivers every event that the
+//! new primary has, and marks none sent that it did not deliver.
+//!
+//! ```text
+//! primary   settled | lost: delivered … | lost: in flight | killed
+//! standby   settled | no connection                       | promoted: traffic, reused … | later …
+//! relay     ------------- primary ----------------------- | nothing                     | standby --
+//! ```
+//!
+//! The judge is outside the databases: the ids that the transport was given, and those that were committed.
+
+mod forwarder;
+
+mod servers;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use posthaste::{
+    Dialect, Envelope, Outbox,
+    relay::{Config, Housekeeping, Relay},
+    stores::Tables,
+    transport::{Outcome, Transport},
+};
+use posthaste_harness::fixture::{event, nightly, seed};
+use posthaste_testkit::{tables, wait};
+use sqlx::{PgPool, Postgres};
+use tokio::sync::watch;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use uuid::Uuid;
+
+use self::{
+    forwarder::Forwarder,
+    servers::{Place, Server, url},
+};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Half a lease: whoever waits for a lease to expire is too late.
+const SOON: Duration = Duration::from_secs(15);
+
+const KEYS: usize = 50;
+
+/// The transport keeps events of this type until it is opened.
+const IN_FLIGHT: &str = "InFlight";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_within_the_lease_to_a_standby_that_lost_commits_loses_nothing_else() {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
+    let log = tracing_subscriber::fmt().with_env_filter(filter.from_env_lossy()).with_ansi(false);
+    let _ = log.with_test_writer().try_init();
+    let mut random = fastrand::Rng::with_seed(seed());
+    let software = ["POSTHASTE_TEST_POSTGRES_SERVER", "POSTHASTE_TEST_POSTGRES_18_SERVER"];
+    for round in 0..if nightly() { 20 } else { 3 } {
+        let failover = Failover {
+            software: software[round % 2],
+            relays: random.usize(1..=2),
+            open_after: Duration::from_millis(random.u64(..3_000)),
+        };
+        println!("round {round}: {failover:?}");
+        failover.run().await;
+    }
+}
+
+#[derive(Debug)]
+struct Failover {
+    software: &'static str,
+    relays: usize,
+    /// Events that were in flight at the failover are delivered so long after the relays have reached the
+    /// new primary.
+    open_after: Duration,
+}
+
+impl Failover {
+    async fn run(self) {
+        let begun = Instant::now();
+        let place = Place::new(self.software);
+        let primary = place.primary().await;
+        let link = Forwarder::to(primary.port).await;
+        let standby = place.standby(link.port).await;
+        let entrance = Forwarder::to(primary.port).await;
+        let tables = tables::unique("failover");
+        let store = Postgres::store(primary.pool.clone(), tables.clone());
+        store.migrate(None).await.expect("the outbox cannot be made");
+
+        let recorder = Recorder::default();
+        let mut relays = Vec::new();
+        for number in 0..self.relays {
+            relays.push(relay(number, &entrance, &tables, &recorder).await);
+        }
+
+        // These reach the standby.
+        let mut writer = Writer { tables: &tables, written: 0 };
+        let kept = writer.write(&primary, "Kept", 4 * KEYS).await;
+        recorder.until_delivered(&kept).await;
+        wait::asked("the standby to have them", async || {
+            rows(&standby.pool, &tables).await.len() == kept.len()
+        })
+        .await;
+        link.cut();
+        // These do not.
+        let mut lost = writer.write(&primary, "Lost", 3 * KEYS).await;
+        recorder.until_delivered(&lost).await;
+        lost.extend(writer.write(&primary, IN_FLIGHT, KEYS).await);
+        wait::asked("a publish of each key", async || recorder.in_flight() == KEYS).await;
+        let last_xid = next_xid(&primary.pool).await;
+        primary.kill();
+        entrance.cut();
+
+        let promoted: bool = sqlx::query_scalar("select pg_promote(true, 30)")
+            .fetch_one(&standby.pool)
+            .await
+            .expect("the standby was not promoted");
+        assert!(promoted, "the standby was not promoted in time");
+        others(&standby.pool).await;
+        let reused = writer.write(&standby, "Reused", 2 * KEYS).await;
+        let xid = next_xid(&standby.pool).await;
+        let failed_over = begun.elapsed();
+
+        let switched = Instant::now();
+        entrance.switch(standby.port);
+        let open = async {
+            tokio::time::sleep(self.open_after).await;
+            recorder.open.send_replace(true);
+        };
+        let later = async {
+            let later = writer.write(&standby, "Later", KEYS).await;
+            [kept.clone(), reused.clone(), later].concat()
+        };
+        let ((), committed) = tokio::join!(open, later);
+
+        // Every row that is sent was delivered, at any moment; and soon all are sent.
+        loop {
+            let rows = rows(&standby.pool, &tables).await;
+            let delivered: HashSet<Uuid> = recorder.delivered().into_iter().collect();
+            let made_up = rows.iter().filter(|row| row.sent && !delivered.contains(&row.id));
+            let made_up: Vec<_> = made_up.map(|row| row.sequence).collect();
+            assert!(made_up.is_empty(), "marked sent and not delivered: {made_up:?}");
+            if rows.iter().all(|row| row.sent) {
+                break;
+            }
+            let missing = rows.iter().filter(|row| !delivered.contains(&row.id));
+            let missing: Vec<_> = missing.map(|row| row.sequence).collect();
+            if switched.elapsed() > SOON {
+                for relay in &relays {
+                    println!("{}: {:?}", relay.name(), relay.stats());
+                }
+                panic!("not delivered in time: {missing:?}; {:?}", owners(&standby, &tables).await);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let took = switched.elapsed();
+        for relay in relays {
+            relay.stop().await.expect("the relay does not stop");
+        }
+
+        let rows = rows(&standby.pool, &tables).await;
+        let there: HashSet<Uuid> = rows.iter().map(|row| row.id).collect();
+        assert_eq!(there, committed.iter().map(|(id, _)| *id).collect(), "what was committed");
+        in_order_of_keys(&rows, &recorder.delivered());
+        // The failover was what it claims to be.
+        assert!(lost.iter().all(|(id, _)| !there.contains(id)), "the standby lost them");
+        let numbers: HashSet<i64> = lost.iter().map(|(_, sequence)| *sequence).collect();
+        let again = reused.iter().filter(|(_, sequence)| numbers.contains(sequence)).count();
+        assert!(lost.len() >= 100 && again >= KEYS, "{again} of {} numbers again", lost.len());
+        assert!(xid > last_xid, "transaction ids up to {xid} again, up to {last_xid} before");
+        println!(
+            "failover after {failed_over:?}; {} lost, {again} numbers again; \
+             all {} sent {took:?} after the switch, {} deliveries in all",
+            lost.len(),
+            rows.len(),
+            recorder.delivered().len()
+        );
+    }
+}
+
+async fn relay(number: usize, through: &Forwarder, tables: &Tables, to: &Recorder) -> Relay {
+    let pool = PgPool::connect_lazy(&url(through.port)).expect("a URL");
+    let config = Config {
+        name: format!("relay-{number}"),
+        lease: LEASE,
+        // A renewal soon after the switch, too.
+        heartbeat: Duration::from_secs(1),
+        housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
+        ..Config::default()
+    };
+    let store = Postgres::store(pool, tables.clone());
+    let relay = Relay::new(store, Arc::new(to.clone()), config).expect("a relay");
+    relay.start().await.expect("the relay does not start");
+    relay
+}
+
+/// Small transactions of somebody else, more than were lost.
+async fn others(pool: &PgPool) {
+    const TRAFFIC: &str = "
+        do $$ begin
+            for n in 1..3000 loop
+                insert into traffic values (n);
+                commit;
+            end loop;
+        end $$";
+
+    sqlx::raw_sql("create table traffic (n int)").execute(pool).await.expect("a table");
+    sqlx::raw_sql(TRAFFIC).execute(pool).await.expect("traffic");
+}
+
+async fn next_xid(pool: &PgPool) -> i64 {
+    const NEXT: &str = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
+
+    sqlx::query_scalar(NEXT).fetch_one(pool).await.expect("a transaction id")
+}
+
+/// Writes events, the keys in turn.
+struct Writer<'a> {
+    tables: &'a Tables,
+    written: usize,
+}
+
+impl Writer<'_> {
+    /// In transactions of 10. Gives the ids and sequences that were committed.
+    async fn write(&mut self, to: &Server, kind: &str, count: usize) -> Vec<(Uuid, i64)> {
+        let outbox = Outbox::<Postgres>::new(self.tables.name().clone());
+        let mut committed = Vec::new();
+        while committed.len() < count {
+            let numbers = self.written..self.written + 10;
+            self.written = numbers.end;
+            let events = numbers.map(|n| event(kind, &format!("k{}", n % KEYS))).collect();
+            let mut transaction = to.pool.begin().await.expect("no transaction");
+            let enqueued = outbox.enqueue_all(&mut transaction, events).await;
+            let enqueued = enqueued.expect("enqueue failed");
+            transaction.commit().await.expect("commit failed");
+            committed.extend(enqueued.iter().map(|enqueued| (enqueued.id, enqueued.sequence)));
+        }
+        committed
+    }
+}
+
+/// An event in the database.
+struct Row {
+    sequence: i64,
+    id: Uuid,
+    key: String,
+    sent: bool,
+}
+
+async fn rows(pool: &PgPool, tables: &Tables) -> Vec<Row> {
+    const ROWS: &str = "
+        select sequence, event_id::text, aggregate_id, sent_at is not null
+        from {events} order by sequence";
+
+    let rows: Vec<(i64, String, String, bool)> =
+        sqlx::query_as(tables.sql(ROWS)).fetch_all(pool).await.expect("events cannot be read");
+    rows.into_iter()
+        .map(|(sequence, id, key, sent)| Row {
+            sequence,
+            id: id.parse().expect("an id"),
+            key,
+            sent,
+        })
+        .collect()
+}
+
+/// How many shards each relay owns, by its name.
+async fn owners(on: &Server, tables: &Tables) -> BTreeMap<Option<String>, usize> {
+    let store = Postgres::store(on.pool.clone(), tables.clone());
+    let mut owners = BTreeMap::new();
+    for shard in store.shards().await.expect("the shards cannot be read") {
+        *owners.entry(shard.locked_by).or_default() += 1;
+    }
+    owners
+}
+
+/// Each key's events come for the first time in the order of their sequence.
+fn in_order_of_keys(rows: &[Row], delivered: &[Uuid]) {
+    let mut first = HashMap::new();
+    for (place, id) in delivered.iter().enumerate() {
+        first.entry(id).or_insert(place);
+    }
+    let mut last: HashMap<&str, (usize, i64)> = HashMap::new();
+    for row in rows {
+        let place = first[&row.id];
+        if let Some((before, sequence)) = last.insert(&row.key, (place, row.sequence)) {
+            let key = &row.key;
+            assert!(before < place, "{} of {key} came before {sequence}", row.sequence);
+        }
+    }
+}
+
+/// Remembers in which order events were delivered.
+#[derive(Clone, Default)]
+struct Recorder {
+    delivered: Arc<Mutex<Vec<Uuid>>>,
+    /// How many publishes wait until it is open.
+    waiting: watch::Sender<usize>,
+    open: watch::Sender<bool>,
+}
+
+impl Recorder {
+    fn delivered(&self) -> Vec<Uuid> {
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn in_flight(&self) -> usize {
+        *self.waiting.borrow()
+    }
+
+    async fn until_delivered(&self, events: &[(Uuid, i64)]) {
+        wait::asked("deliveries", async || {
+            let delivered: HashSet<Uuid> = self.delivered().into_iter().collect();
+            events.iter().all(|(id, _)| delivered.contains(id))
+        })
+        .await;
+    }
+}
+
+#[async_trait]
+impl Transport for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if batch.iter().any(|envelope| envelope.event.event_type() == IN_FLIGHT) {
+            self.waiting.send_modify(|waiting| *waiting += 1);
+            let _ = self.open.subscribe().wait_for(|open| *open).await;
+        }
+        let mut delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        delivered.extend(batch.iter().map(|envelope| envelope.event.id()));
+        vec![Outcome::Delivered; batch.len()]
+    }
+}

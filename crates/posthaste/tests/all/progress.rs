@@ -1,0 +1,356 @@
+//! Progress: however many events came late, are due, are large or wait for somebody, nobody else's wait.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
+use async_trait::async_trait;
+use posthaste::{
+    Envelope, Event, Status,
+    relay::{Config, Destination, OnDead, Relay, Route, Routes},
+    store::{Filter, Pausable, Selection},
+    transport::{Outcome, Transport},
+    transports::memory::MemoryTransport,
+};
+
+macro_rules! on_two_servers {
+    ($($name:ident),* $(,)?) => {
+        on_every_database!(@ postgres, sqlx::Postgres, $($name),*);
+        on_every_database!(@ mariadb, sqlx::MySql, $($name),*);
+    };
+}
+
+/// SQLite has one writer at a time: nothing comes late.
+mod late {
+    use super::{
+        a_takeover_reads_what_came_late_in_pages,
+        late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after,
+        late_commits_of_a_paused_destination_hold_nobody_back,
+    };
+
+    on_two_servers!(
+        late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after,
+        late_commits_of_a_paused_destination_hold_nobody_back,
+        a_takeover_reads_what_came_late_in_pages,
+    );
+}
+
+on_every_database!(
+    freed_followers_at_a_paused_destination_do_not_hide_a_retry_of_another,
+    events_of_any_size_pass_within_the_memory_that_was_given,
+    a_paused_key_with_a_long_backlog_takes_no_memory_and_keeps_its_order,
+    a_destination_with_large_events_that_hangs_holds_nobody_back,
+);
+
+/// A destination of this name.
+struct Named(&'static str, MemoryTransport);
+
+#[async_trait]
+impl Transport for Named {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        self.1.publish(batch).await
+    }
+}
+
+fn of(event_type: &str, key: impl std::fmt::Display, n: usize) -> Event {
+    Event::builder(event_type).aggregate("Order", key).payload(&n).build().unwrap()
+}
+
+/// A relay with the destinations `left` and `right`.
+fn routed<DB: TestDatabase>(
+    on: &Fixture<DB>,
+    left: impl Transport,
+    right: &MemoryTransport,
+    config: Config,
+) -> Relay {
+    let routes = Routes::new()
+        .route(Route::to("left").event_type("Left"))
+        .route(Route::to("right").event_type("Right"));
+    let destinations = vec![
+        Destination::new(Arc::new(left)),
+        Destination::new(Arc::new(Named("right", right.clone()))),
+    ];
+    Relay::routed(on.store(), destinations, routes, config).unwrap()
+}
+
+async fn late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    const LATE: usize = 3_600;
+
+    let transport = MemoryTransport::new();
+    let relay = on.relay(transport.clone(), quick());
+    relay.start().await.unwrap();
+    let mut slow = on.pool.begin().await.unwrap();
+    let events = (0..LATE).map(|n| event(&n.to_string(), n)).collect();
+    on.outbox().enqueue_all(&mut slow, events).await.unwrap();
+    on.enqueue(vec![event("quick", 0)]).await;
+    soon("what does not wait", transport.wait_for(1)).await;
+    slow.commit().await.unwrap();
+    soon("what came late", transport.wait_for(LATE + 1)).await;
+    on.enqueue(vec![event("after", 0)]).await;
+    soon("what came after", transport.wait_for(LATE + 2)).await;
+    relay.stop().await.unwrap();
+    assert_eq!(transport.delivered().len(), LATE + 2, "each once");
+}
+
+async fn late_commits_of_a_paused_destination_hold_nobody_back<DB: TestDatabase>(on: &Fixture<DB>) {
+    const LATE: usize = 3_600;
+
+    let (left, right) = (MemoryTransport::new(), MemoryTransport::new());
+    let relay = routed(on, Named("left", left.clone()), &right, quick());
+    let pause = Pausable::Destination("left".to_owned());
+    on.store.pause(&pause, "test", None).await.unwrap();
+    relay.start().await.unwrap();
+    let mut slow = on.pool.begin().await.unwrap();
+    let events = (0..LATE).map(|n| of("Left", n % 100, n)).collect();
+    on.outbox().enqueue_all(&mut slow, events).await.unwrap();
+    on.enqueue(vec![of("Right", 0, 0)]).await;
+    soon("what does not wait", right.wait_for(1)).await;
+    slow.commit().await.unwrap();
+    for n in 1..20 {
+        on.enqueue(vec![of("Right", 0, n)]).await;
+        soon("what goes elsewhere", right.wait_for(n + 1)).await;
+    }
+    assert!(left.delivered().is_empty());
+    on.store.resume(&pause).await.unwrap();
+    on.store.notify().await.unwrap();
+    soon("what was paused", left.wait_for(LATE)).await;
+    relay.stop().await.unwrap();
+    for key in 0..100 {
+        let of_key: Vec<usize> = left
+            .delivered()
+            .iter()
+            .filter(|envelope| envelope.event.aggregate_id() == Some(key.to_string().as_str()))
+            .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
+            .collect();
+        assert_eq!(of_key, (key..LATE).step_by(100).collect::<Vec<_>>());
+    }
+}
+
+async fn a_takeover_reads_what_came_late_in_pages<DB: TestDatabase>(on: &Fixture<DB>) {
+    const LATE: usize = 3_600;
+
+    let first = MemoryTransport::new();
+    let relay = on.relay(first.clone(), quick());
+    relay.start().await.unwrap();
+    let mut slow = on.pool.begin().await.unwrap();
+    let events = (0..LATE).map(|n| event(&n.to_string(), n)).collect();
+    on.outbox().enqueue_all(&mut slow, events).await.unwrap();
+    on.enqueue(vec![event("quick", 0)]).await;
+    soon("what does not wait", first.wait_for(1)).await;
+    relay.stop().await.unwrap();
+    slow.commit().await.unwrap();
+
+    let second = MemoryTransport::new();
+    let config = Config { batch: 100, cold_queue: 200, ..quick() };
+    let relay = on.relay(second.clone(), config);
+    let mut most = 0;
+    let mut watch = relay.watch();
+    relay.start().await.unwrap();
+    soon("what came late", async {
+        while second.delivered().len() < LATE {
+            watch.changed().await.unwrap();
+            most = most.max(watch.borrow().in_memory);
+        }
+    })
+    .await;
+    relay.stop().await.unwrap();
+    assert!(most < LATE / 2, "{most} events were in memory at once");
+    assert_eq!(second.delivered().len(), LATE, "each once");
+}
+
+async fn freed_followers_at_a_paused_destination_do_not_hide_a_retry_of_another<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    const LANES: usize = 120;
+
+    // Heads die and park their lanes, and their followers are held.
+    let left = MemoryTransport::scripted(|envelope| {
+        match serde_json::from_slice::<usize>(envelope.event.payload()).unwrap() {
+            0 => Outcome::Dead { error: "never".to_owned() },
+            _ => Outcome::Delivered,
+        }
+    });
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    let right = MemoryTransport::scripted(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+        0 => Outcome::retry("not yet"),
+        _ => Outcome::Delivered,
+    });
+    let config = Config { batch: 50, on_dead: OnDead::Park, ..quick() };
+    let relay = routed(on, Named("left", left.clone()), &right, config);
+    relay.start().await.unwrap();
+    on.enqueue((0..LANES).map(|key| of("Left", key, 0)).collect()).await;
+    until(&relay, "the deaths", |stats| stats.dead == LANES as u64).await;
+    on.enqueue((0..LANES).map(|key| of("Left", key, 1)).collect()).await;
+    until(&relay, "the holds", |stats| stats.held == LANES as u64).await;
+    relay.stop().await.unwrap();
+    let pause = Pausable::Destination("left".to_owned());
+    on.store.pause(&pause, "test", None).await.unwrap();
+    let filter = Filter { status: Some(Status::Dead), ..Filter::default() };
+    let dead = Selection::Matching { filter, limit: 1_000 };
+    // Frees the first follower of each lane: they are due, and cannot go.
+    let freed = on.store.discard(&dead).await.unwrap();
+    assert_eq!(freed, LANES as u64);
+    let config = Config { batch: 50, on_dead: OnDead::Park, ..quick() };
+    let relay = routed(on, Named("left", left), &right, config);
+    relay.start().await.unwrap();
+    on.enqueue(vec![of("Right", "r", 0)]).await;
+    soon("the retry of the other one", right.wait_for(1)).await;
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+    relay.stop().await.unwrap();
+}
+
+/// A destination that takes its time, and counts what it holds.
+#[derive(Clone, Default)]
+struct Scale {
+    bytes: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    taken: MemoryTransport,
+}
+
+#[async_trait]
+impl Transport for Scale {
+    fn name(&self) -> &str {
+        "scale"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let bytes: usize = batch.iter().map(|envelope| envelope.event.payload().len()).sum();
+        let now = self.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        // Others are handed over meanwhile.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        self.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        self.taken.publish(batch).await
+    }
+}
+
+fn large(key: usize, bytes: usize) -> Event {
+    let payload = format!("{:?}", "x".repeat(bytes));
+    Event::builder("Large").aggregate("Order", key).raw_json(payload).build().unwrap()
+}
+
+async fn events_of_any_size_pass_within_the_memory_that_was_given<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const MEMORY: usize = 4 << 20;
+
+    // 120 of 128 KiB are four times the memory; one alone is larger than all of it.
+    let mut events: Vec<Event> = (0..120).map(|key| large(key, 128 << 10)).collect();
+    events.insert(60, large(500, 1_000_000));
+    events.insert(30, large(501, 1_000_000));
+    for piece in events.chunks(10) {
+        on.enqueue(piece.to_vec()).await;
+    }
+    let scale = Scale::default();
+    let relay = on.relay(scale.clone(), Config { memory: MEMORY, ..quick() });
+    let mut watch = relay.watch();
+    let mut most = 0;
+    relay.start().await.unwrap();
+    soon("all of them", async {
+        while scale.taken.delivered().len() < 122 {
+            watch.changed().await.unwrap();
+            most = most.max(watch.borrow().memory);
+        }
+    })
+    .await;
+    until(&relay, "the end", |stats| stats.idle).await;
+    assert_eq!(relay.stats().memory, 0, "all of it is given back");
+    relay.stop().await.unwrap();
+    // One event that is larger than what is left of it, on top.
+    let limit = MEMORY + 3 * (1_000_000 + (MEMORY / 8));
+    assert!(most > MEMORY / 4 && most <= limit, "{most} bytes were in memory at once");
+    let handed = scale.most.load(Ordering::SeqCst);
+    assert!(handed <= MEMORY, "{handed} bytes were at the destination at once");
+}
+
+async fn a_paused_key_with_a_long_backlog_takes_no_memory_and_keeps_its_order<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const EVENTS: usize = 3_000;
+
+    for piece in (0..EVENTS).collect::<Vec<_>>().chunks(500) {
+        on.enqueue(piece.iter().map(|&n| event("key", n)).collect()).await;
+    }
+    let key = posthaste::key::derived_key("", "Order", "key");
+    let pause = Pausable::Key(posthaste::Key::of(&key));
+    on.store.pause(&pause, "test", None).await.unwrap();
+    let transport = MemoryTransport::new();
+    let config = Config { batch: 50, cold_queue: 100, ..quick() };
+    let relay = on.relay(transport.clone(), config);
+    let mut watch = relay.watch();
+    let mut most = 0;
+    relay.start().await.unwrap();
+    soon("the holds", async {
+        while watch.borrow_and_update().held < EVENTS as u64 {
+            watch.changed().await.unwrap();
+            most = most.max(watch.borrow().in_memory);
+        }
+    })
+    .await;
+    // What is read and not written yet: four settles of a batch, and a page on its way.
+    assert!(most <= 10 * 50, "{most} events were in memory at once");
+    on.store.resume(&pause).await.unwrap();
+    on.store.notify().await.unwrap();
+    soon("all of them", transport.wait_for(EVENTS)).await;
+    relay.stop().await.unwrap();
+    let order: Vec<usize> = transport
+        .delivered()
+        .iter()
+        .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
+        .collect();
+    assert_eq!(order, (0..EVENTS).collect::<Vec<_>>());
+}
+
+/// A destination that never answers.
+struct Hangs;
+
+#[async_trait]
+impl Transport for Hangs {
+    fn name(&self) -> &str {
+        "left"
+    }
+
+    async fn publish(&self, _: &[Envelope]) -> Vec<Outcome> {
+        std::future::pending().await
+    }
+}
+
+async fn a_destination_with_large_events_that_hangs_holds_nobody_back<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const MEMORY: usize = 2 << 20;
+
+    let payload = format!("{:?}", "x".repeat(64 << 10));
+    let events: Vec<Event> = (0..60)
+        .map(|key| {
+            let event = Event::builder("Left").aggregate("Order", key);
+            event.raw_json(payload.clone()).build().unwrap()
+        })
+        .collect();
+    on.enqueue(events).await;
+    let right = MemoryTransport::new();
+    let config = Config { memory: MEMORY, ..quick() };
+    let relay = routed(on, Hangs, &right, config);
+    relay.start().await.unwrap();
+    for n in 0..10 {
+        on.enqueue(vec![of("Right", 0, n)]).await;
+        soon("what goes elsewhere", right.wait_for(n + 1)).await;
+    }
+    relay.stop().await.unwrap();
+}
