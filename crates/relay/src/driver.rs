@@ -343,8 +343,9 @@ impl Driver {
         let now = self.clock.now();
         match done {
             Done::Ahead { read, generation, page } => {
-                if let Some(mut page) = self.came(page, "reading ahead", now) {
-                    let news = self.offer_all(std::mem::take(&mut page.rows), Origin::Cold, None);
+                if let Some(mut page) = self.came(page, "reading ahead", now)
+                    && let Some(news) = self.offer_page(&mut page, now)
+                {
                     self.source.read_ahead(&page, generation, news);
                     self.highest = self.highest.max(page.position.sequence);
                     if self.source.caught_up() {
@@ -354,16 +355,16 @@ impl Driver {
                 self.lanes.read_merged(read);
             }
             Done::Late { read, generation, page } => {
-                if let Some(mut page) = self.came(page, "reading late commits", now) {
-                    let news = self.offer_all(std::mem::take(&mut page.rows), Origin::Cold, None);
+                if let Some(mut page) = self.came(page, "reading late commits", now)
+                    && let Some(news) = self.offer_page(&mut page, now)
+                {
                     self.source.read_late(&page, generation, news);
                 }
                 self.lanes.read_merged(read);
             }
             Done::Due { read, due } => {
                 if let Some(mut due) = self.came(due, "reading due events", now) {
-                    let rows = std::mem::take(&mut due.rows);
-                    let news = self.offer_all(rows, Origin::Due, None);
+                    let news = self.offer_due(std::mem::take(&mut due.rows));
                     self.source.read_due(&due, now, news);
                 }
                 self.lanes.read_merged(read);

@@ -129,7 +129,8 @@ impl Driver {
         let Some(mut page) = self.came(page, "catching up", now) else {
             return;
         };
-        let rows = std::mem::take(&mut page.rows);
+        let mut rows = std::mem::take(&mut page.rows);
+        let reused = self.cut_reused(&mut rows);
         let mut taken = false;
         if self.source.is_behind_since(destination, generation) {
             for row in &rows {
@@ -137,6 +138,9 @@ impl Driver {
             }
             taken = self.lanes.catch_up(destination, rows, now);
             self.fall_behind();
+        }
+        if reused {
+            return self.source.failed(now);
         }
         if self.source.read_behind(destination, &page, generation, taken) {
             self.lanes.caught_up(destination);
@@ -148,6 +152,26 @@ impl Driver {
         for (destination, sequence) in self.lanes.take_skipped() {
             self.source.fall_behind(destination, sequence);
         }
+    }
+
+    /// Offers what a read of the cursor has brought. `None` when the cursor must not pass it yet.
+    pub(crate) fn offer_page(&mut self, page: &mut Page, now: Instant) -> Option<usize> {
+        let mut rows = std::mem::take(&mut page.rows);
+        let reused = self.cut_reused(&mut rows);
+        let news = self.offer_all(rows, Origin::Cold, None);
+        if reused {
+            self.source.failed(now);
+        }
+        (!reused).then_some(news)
+    }
+
+    /// Cuts these before the first whose number an event in hand has that the server has lost: the lanes
+    /// know events by their numbers, and would take it for that one. It is read again until that one has
+    /// ended. Gives whether there was any.
+    fn cut_reused(&self, rows: &mut Vec<Fetched>) -> bool {
+        let first = rows.iter().position(|row| self.lanes.is_reused(row));
+        rows.truncate(first.unwrap_or(rows.len()));
+        first.is_some()
     }
 
     pub(crate) fn offer_all(
@@ -165,6 +189,18 @@ impl Driver {
         self.fall_behind();
         self.lanes.stats.cold_enqueued += news as u64;
         news
+    }
+
+    /// A delayed event joins its key's order when it falls due. One that the cursor has not reached waits
+    /// for it: earlier events of its key may come before. The others go as if the cursor had just read
+    /// them.
+    pub(crate) fn offer_due(&mut self, rows: Vec<Fetched>) -> usize {
+        let cursor = self.source.position().sequence;
+        let (mut delayed, due): (Vec<_>, Vec<_>) =
+            rows.into_iter().partition(|row| row.wait.is_none());
+        delayed.retain(|row| row.sequence <= cursor);
+        delayed.sort_unstable_by_key(|row| row.sequence);
+        self.offer_all(due, Origin::Due, None) + self.offer_all(delayed, Origin::Cold, None)
     }
 
     pub(crate) fn release(&mut self) {

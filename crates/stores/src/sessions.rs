@@ -107,6 +107,12 @@ where
         Ok(connection)
     }
 
+    /// Closes the connections that nobody uses.
+    #[cfg(feature = "mysql")]
+    pub(crate) fn forget(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The one that was used last: the others can grow old and are closed.
     fn used_last(&self) -> Option<Idle<DB>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,6 +24,7 @@ use async_trait::async_trait;
 use posthaste::{
     Dialect, Envelope, Outbox,
     relay::{Config, Housekeeping, Relay},
+    store::RelayOrdering,
     stores::Tables,
     transport::{Outcome, Transport},
 };
@@ -59,7 +60,8 @@ async fn failover_within_the_lease_to_a_standby_that_lost_commits_loses_nothing_
     for round in 0..if nightly() { 20 } else { 3 } {
         let failover = Failover {
             software: software[round % 2],
-            relays: random.usize(1..=2),
+            relays: [Relays::One, Relays::Two, Relays::Joining][round % 3],
+            ordering: if round % 4 == 3 { RelayOrdering::Global } else { RelayOrdering::PerKey },
             open_after: Duration::from_millis(random.u64(..3_000)),
         };
         println!("round {round}: {failover:?}");
@@ -67,10 +69,20 @@ async fn failover_within_the_lease_to_a_standby_that_lost_commits_loses_nothing_
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Relays {
+    One,
+    /// Each with its share of the shards, also on the standby. Under `global` one has them all.
+    Two,
+    /// The second one has just started. The standby knows it, and does not know what it has taken since.
+    Joining,
+}
+
 #[derive(Debug)]
 struct Failover {
     software: &'static str,
-    relays: usize,
+    relays: Relays,
+    ordering: RelayOrdering,
     /// Events that were in flight at the failover are delivered so long after the relays have reached the
     /// new primary.
     open_after: Duration,
@@ -89,9 +101,17 @@ impl Failover {
         store.migrate(None).await.expect("the outbox cannot be made");
 
         let recorder = Recorder::default();
-        let mut relays = Vec::new();
-        for number in 0..self.relays {
-            relays.push(relay(number, &entrance, &tables, &recorder).await);
+        let start = async |name| relay(name, self.ordering, &entrance, &tables, &recorder).await;
+        let mut relays = vec![start("first").await];
+        if self.relays == Relays::Two {
+            relays.push(start("second").await);
+            let share = if self.is_global() { 1 } else { 2 };
+            wait::asked("each share", async || {
+                let owned = relays.iter().map(|relay| relay.stats().shards_owned);
+                let all = relays[0].stats().shards;
+                all > 0 && owned.filter(|owned| owned * share == all).count() == usize::from(share)
+            })
+            .await;
         }
 
         // These reach the standby.
@@ -102,12 +122,18 @@ impl Failover {
             rows(&standby.pool, &tables).await.len() == kept.len()
         })
         .await;
+        if self.relays == Relays::Joining {
+            relays.push(start("second").await);
+            wait::asked("the standby to know it", async || known(&standby, &tables).await == 2)
+                .await;
+        }
         link.cut();
         // These do not.
         let mut lost = writer.write(&primary, "Lost", 3 * KEYS).await;
         recorder.until_delivered(&lost).await;
         lost.extend(writer.write(&primary, IN_FLIGHT, KEYS).await);
-        wait::asked("a publish of each key", async || recorder.in_flight() == KEYS).await;
+        let in_flight = if self.is_global() { 1 } else { KEYS };
+        wait::asked("publishes", async || recorder.in_flight() == in_flight).await;
         let last_xid = next_xid(&primary.pool).await;
         primary.kill();
         entrance.cut();
@@ -118,7 +144,7 @@ impl Failover {
             .expect("the standby was not promoted");
         assert!(promoted, "the standby was not promoted in time");
         others(&standby.pool).await;
-        let reused = writer.write(&standby, "Reused", 2 * KEYS).await;
+        let reused = writer.write(&standby, "Reused", 4 * KEYS).await;
         let xid = next_xid(&standby.pool).await;
         let failed_over = begun.elapsed();
 
@@ -162,7 +188,7 @@ impl Failover {
         let rows = rows(&standby.pool, &tables).await;
         let there: HashSet<Uuid> = rows.iter().map(|row| row.id).collect();
         assert_eq!(there, committed.iter().map(|(id, _)| *id).collect(), "what was committed");
-        in_order_of_keys(&rows, &recorder.delivered());
+        in_order(&rows, &recorder.delivered(), self.is_global());
         // The failover was what it claims to be.
         assert!(lost.iter().all(|(id, _)| !there.contains(id)), "the standby lost them");
         let numbers: HashSet<i64> = lost.iter().map(|(_, sequence)| *sequence).collect();
@@ -177,12 +203,23 @@ impl Failover {
             recorder.delivered().len()
         );
     }
+
+    fn is_global(&self) -> bool {
+        self.ordering == RelayOrdering::Global
+    }
 }
 
-async fn relay(number: usize, through: &Forwarder, tables: &Tables, to: &Recorder) -> Relay {
+async fn relay(
+    name: &str,
+    ordering: RelayOrdering,
+    through: &Forwarder,
+    tables: &Tables,
+    to: &Recorder,
+) -> Relay {
     let pool = PgPool::connect_lazy(&url(through.port)).expect("a URL");
     let config = Config {
-        name: format!("relay-{number}"),
+        name: name.to_owned(),
+        ordering,
         lease: LEASE,
         // A renewal soon after the switch, too.
         heartbeat: Duration::from_secs(1),
@@ -265,6 +302,14 @@ async fn rows(pool: &PgPool, tables: &Tables) -> Vec<Row> {
         .collect()
 }
 
+/// How many relays have sent a heartbeat.
+async fn known(on: &Server, tables: &Tables) -> i64 {
+    const RELAYS: &str = "select count(*) from {relays}";
+
+    let count = sqlx::query_scalar(tables.sql(RELAYS)).fetch_one(&on.pool).await;
+    count.expect("the relays cannot be counted")
+}
+
 /// How many shards each relay owns, by its name.
 async fn owners(on: &Server, tables: &Tables) -> BTreeMap<Option<String>, usize> {
     let store = Postgres::store(on.pool.clone(), tables.clone());
@@ -275,8 +320,8 @@ async fn owners(on: &Server, tables: &Tables) -> BTreeMap<Option<String>, usize>
     owners
 }
 
-/// Each key's events come for the first time in the order of their sequence.
-fn in_order_of_keys(rows: &[Row], delivered: &[Uuid]) {
+/// Each key's events, or all, come for the first time in the order of their sequence.
+fn in_order(rows: &[Row], delivered: &[Uuid], all: bool) {
     let mut first = HashMap::new();
     for (place, id) in delivered.iter().enumerate() {
         first.entry(id).or_insert(place);
@@ -284,7 +329,8 @@ fn in_order_of_keys(rows: &[Row], delivered: &[Uuid]) {
     let mut last: HashMap<&str, (usize, i64)> = HashMap::new();
     for row in rows {
         let place = first[&row.id];
-        if let Some((before, sequence)) = last.insert(&row.key, (place, row.sequence)) {
+        let lane = if all { "" } else { &row.key };
+        if let Some((before, sequence)) = last.insert(lane, (place, row.sequence)) {
             let key = &row.key;
             assert!(before < place, "{} of {key} came before {sequence}", row.sequence);
         }

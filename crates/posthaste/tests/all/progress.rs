@@ -41,6 +41,7 @@ mod late {
 }
 
 on_every_database!(
+    a_delayed_event_waits_for_earlier_ones_of_its_key_behind_a_backlog,
     freed_followers_at_a_paused_destination_do_not_hide_a_retry_of_another,
     events_of_any_size_pass_within_the_memory_that_was_given,
     a_paused_key_with_a_long_backlog_takes_no_memory_and_keeps_its_order,
@@ -213,6 +214,38 @@ async fn freed_followers_at_a_paused_destination_do_not_hide_a_retry_of_another<
     soon("the retry of the other one", right.wait_for(1)).await;
     assert_eq!(tries.load(Ordering::SeqCst), 2);
     relay.stop().await.unwrap();
+}
+
+async fn a_delayed_event_waits_for_earlier_ones_of_its_key_behind_a_backlog<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const BACKLOG: usize = 300;
+
+    on.enqueue((0..BACKLOG).map(|n| event(&n.to_string(), n)).collect()).await;
+    on.enqueue(vec![event("key", 0)]).await;
+    // Due before the cursor has come that far, and one that falls due while it is on its way.
+    let delayed = |n: usize, millis: i64| {
+        let at = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(millis);
+        let event = Event::builder("OrderChanged").aggregate("Order", "key").payload(&n);
+        event.deliver_at(at).build().unwrap()
+    };
+    on.enqueue(vec![delayed(1, -10), delayed(2, 150), event("key", 3)]).await;
+    let scale = Scale::default();
+    let config = Config { batch: 5, cold_queue: 10, concurrency: 1, ..quick() };
+    let relay = on.relay(scale.clone(), config);
+    relay.start().await.unwrap();
+    soon("all of them", scale.taken.wait_for(BACKLOG + 4)).await;
+    relay.stop().await.unwrap();
+    let of_key: Vec<usize> = scale
+        .taken
+        .delivered()
+        .iter()
+        .filter(|envelope| envelope.event.aggregate_id() == Some("key"))
+        .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
+        .collect();
+    // The second may fall due before or after the cursor passes it, never before what precedes it.
+    assert_eq!(of_key[..2], [0, 1], "{of_key:?}");
+    assert_eq!(of_key.len(), 4);
 }
 
 /// A destination that takes its time, and counts what it holds.

@@ -52,6 +52,13 @@ impl Lanes {
             .is_some_and(|entry| !matches!(entry.state, State::Leaving { .. } | State::Orphan))
     }
 
+    /// Whether another event is known by the number of this row. A number stays in its shard, unless the
+    /// server has lost the event that had it and given it out again.
+    pub fn is_reused(&self, row: &Fetched) -> bool {
+        self.shards.contains_key(&row.shard)
+            && self.known.get(&row.sequence).is_some_and(|entry| entry.shard != row.shard)
+    }
+
     /// A row was read.
     pub fn offer(
         &mut self,

@@ -389,6 +389,21 @@ fn an_outcome_after_the_shard_was_lost_is_counted_and_written_nowhere() {
 }
 
 #[test]
+fn a_number_that_an_event_in_flight_has_of_another_shard_was_given_out_again() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    dispatch(&mut lanes);
+    lanes.lose_shards(&BTreeSet::from([0]));
+    lanes.open_shard(1, None);
+    let other = || Fetched { shard: 1, ..row(1, 2) };
+    assert!(lanes.is_reused(&other()));
+    assert!(!lanes.is_reused(&row(1, 1)), "the shard is not ours");
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert!(!lanes.is_reused(&other()));
+    assert_eq!(lanes.offer(other(), Origin::Cold, None, now()), Offered::Accepted);
+}
+
+#[test]
 fn suspects_go_on_after_a_shard_was_lost_while_one_of_its_was_recorded() {
     let mut lanes = Lanes::new(rules(OnDead::Skip, false));
     lanes.open_shard(0, Some(40));

@@ -7,7 +7,7 @@
 //! renewals and releases ask for both in the statement that locks the leases, so that nothing of the life
 //! before is written any more. And a reader whose position carries another life is told so.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use posthaste_core::{Error, ErrorKind, Result};
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction, mysql::MySqlRow};
@@ -87,94 +87,126 @@ impl MySqlStore {
         Ok(())
     }
 
+    /// The life of the server behind this connection. Asked twice, a server seems to have begun a second
+    /// earlier or later: what was written down first counts, or was known first.
     async fn stamp(&self, session: &mut Session<MySql>, doing: &'static str) -> Result<Arc<str>> {
-        if let Some(life) = &session.stamp {
-            return Ok(Arc::clone(life));
+        let seems = if let Some(seems) = &session.stamp {
+            Arc::clone(seems)
+        } else {
+            let seems: Arc<str> = who(session).await.map_err(failed(doing))?.into();
+            session.stamp = Some(Arc::clone(&seems));
+            seems
+        };
+        let known = self.life();
+        if let Some(known) = known.filter(|known| is_same(known, &seems)) {
+            return Ok(known);
         }
-        let life: Arc<str> = self.life_of(session).await.map_err(failed(doing))?.into();
-        session.stamp = Some(Arc::clone(&life));
-        let mut tracker = self.tracker();
-        if *tracker.life() != *life {
-            *tracker = Tracker::new(&life);
-        }
+        let written = self.written_life(session).await.map_err(failed(doing))?;
+        let written: Option<Arc<str>> = written.map(Arc::from);
+        let written = written.filter(|written| is_same(written, &seems));
+        // Another connection may have been made meanwhile.
+        let known = self.life().filter(|known| is_same(known, &seems));
+        let life = written.or(known).unwrap_or(seems);
+        self.live_in(&life);
         Ok(life)
     }
 
-    /// The life of the server behind this connection, as it was first written down.
-    async fn life_of(&self, connection: &mut MySqlConnection) -> sqlx::Result<String> {
-        const WHO: &str = concat!("select ", server!(), ", cast(unix_timestamp() as signed)");
-        const UID: &str =
-            "show global variables where variable_name in ('server_uuid', 'server_uid')";
-        const UPTIME: &str = "show global status where variable_name = 'Uptime'";
-        const KNOWN: &str = "select token from {life} where id = 1";
+    fn life(&self) -> Option<Arc<str>> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 
-        let (server, now): (String, i64) =
-            sqlx::query_as(WHO).persistent(false).fetch_one(&mut *connection).await?;
-        let text = |row: MySqlRow| row.try_get_unchecked::<String, _>(1);
-        let uid: Option<String> = sqlx::query(UID)
-            .persistent(false)
-            .try_map(text)
-            .fetch_optional(&mut *connection)
-            .await?;
-        let uptime: String =
-            sqlx::query(UPTIME).persistent(false).try_map(text).fetch_one(&mut *connection).await?;
-        let started = now - uptime.parse::<i64>().unwrap_or(0);
-        let who = format!("{server}/{}", uid.unwrap_or_default()).replace('|', "/");
-        let known: Option<String> =
-            sqlx::query_scalar(self.tables.sql(KNOWN)).fetch_optional(connection).await?;
-        Ok(match known {
-            Some(known) if is_same(&known, &who, started) => known,
-            _ => format!("{who}/{started}"),
-        })
+    /// From now on this is the life: what was learnt in another one is forgotten, and no connection to
+    /// another server is kept.
+    fn live_in(&self, life: &Arc<str>) {
+        let mut known = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.as_ref().is_some_and(|known| is_same(known, life)) {
+            *self.tracker() = Tracker::new(life);
+            self.sessions.forget();
+        }
+        *known = Some(Arc::clone(life));
+    }
+
+    async fn written_life(&self, connection: &mut MySqlConnection) -> sqlx::Result<Option<String>> {
+        const WRITTEN: &str = "select token from {life} where id = 1";
+
+        sqlx::query_scalar(self.tables.sql(WRITTEN)).fetch_optional(connection).await
     }
 
     /// Begins the life of this connection, unless it is under way.
     pub(super) async fn begin_life(&self, session: &mut Stamped) -> Result<()> {
-        const KNOWN: &str = concat!("select ", first_epoch!());
-        // Above all epochs that the lives before can have given, also those that the server has lost. Of two
-        // that begin it at once the second changes nothing.
+        // Above all epochs that the lives before can have given, also those that the server has lost.
         const FIRST: &str = "
             select greatest(max(epoch) + 1000, cast(unix_timestamp(now(6)) * 1000 as signed))
             from {shards}";
+        // Of two that begin it at once, the second changes nothing.
         const BEGIN: &str = concat!(
             "insert into {life} (id, token, server, first_epoch) values (1, ?, ",
             server!(),
             ", ?)
             on duplicate key update
-                first_epoch = if(token = values(token), first_epoch, values(first_epoch)),
-                token = values(token), server = values(server)"
+                server = if(token <=> ?, values(server), server),
+                first_epoch = if(token <=> ?, values(first_epoch), first_epoch),
+                token = if(token <=> ?, values(token), token)"
         );
         const DOING: &str = "beginning a life of the server";
 
-        let life = Arc::clone(&session.life);
-        let known: Option<i64> = sqlx::query_scalar(self.tables.sql(KNOWN))
-            .bind(&*life)
-            .fetch_one(&mut **session)
-            .await
-            .map_err(failed(DOING))?;
-        if known.is_none() {
+        let mut written = self.written_life(session).await.map_err(failed(DOING))?;
+        if !written.as_deref().is_some_and(|written| is_same(written, &session.life)) {
             // Asked before: an insert that selects would lock the leases.
             let first: i64 = sqlx::query_scalar(self.tables.sql(FIRST))
                 .fetch_one(&mut **session)
                 .await
                 .map_err(failed(DOING))?;
             sqlx::query(self.tables.sql(BEGIN))
-                .bind(&*life)
+                .bind(&*session.life)
                 .bind(first)
+                .bind(&written)
+                .bind(&written)
+                .bind(&written)
                 .execute(&mut **session)
                 .await
                 .map_err(failed(DOING))?;
+            written = self.written_life(session).await.map_err(failed(DOING))?;
         }
-        Ok(())
+        match written {
+            Some(written) if is_same(&written, &session.life) => {
+                session.life = written.into();
+                self.live_in(&session.life);
+                Ok(())
+            }
+            _ => Err(moved(DOING)),
+        }
     }
 }
 
-/// Whether `known` is the life of this server, which seems to have begun then.
-fn is_same(known: &str, who: &str, started: i64) -> bool {
-    let Some((server, began)) = known.rsplit_once('/') else {
-        return false;
-    };
-    server == who && began.parse::<i64>().is_ok_and(|began| (began - started).abs() <= DOUBT)
+/// Who the server is, and since when it seems to run.
+async fn who(connection: &mut MySqlConnection) -> sqlx::Result<String> {
+    const WHO: &str = concat!("select ", server!(), ", cast(unix_timestamp() as signed)");
+    const UID: &str = "show global variables where variable_name in ('server_uuid', 'server_uid')";
+    const UPTIME: &str = "show global status where variable_name = 'Uptime'";
+
+    let (server, now): (String, i64) =
+        sqlx::query_as(WHO).persistent(false).fetch_one(&mut *connection).await?;
+    let text = |row: MySqlRow| row.try_get_unchecked::<String, _>(1);
+    let uid: Option<String> =
+        sqlx::query(UID).persistent(false).try_map(text).fetch_optional(&mut *connection).await?;
+    let uptime: String =
+        sqlx::query(UPTIME).persistent(false).try_map(text).fetch_one(connection).await?;
+    let started = now - uptime.parse::<i64>().unwrap_or(0);
+    let server = format!("{server}/{}", uid.unwrap_or_default()).replace('|', "/");
+    Ok(format!("{server}/{started}"))
+}
+
+/// Whether both are lives of one server that began at the same time, as far as can be told.
+pub(super) fn is_same(one: &str, other: &str) -> bool {
+    fn parts(life: &str) -> Option<(&str, i64)> {
+        let (server, began) = life.rsplit_once('/')?;
+        Some((server, began.parse().ok()?))
+    }
+    match (parts(one), parts(other)) {
+        (Some((one, began)), Some((other, then))) => one == other && (began - then).abs() <= DOUBT,
+        _ => false,
+    }
 }
 
 /// What a reader is told whose position is of another life.
@@ -194,9 +226,9 @@ mod tests {
 
     #[test]
     fn a_life_is_a_server_and_its_start_give_or_take_a_few_seconds() {
-        assert!(is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=", 97));
-        assert!(!is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=", 90), "restarted");
-        assert!(!is_same("vm/3306/1/uid=/100", "vm/3307/1/uid=", 100), "another server");
-        assert!(!is_same("", "", 0));
+        assert!(is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/97"));
+        assert!(!is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/90"), "restarted");
+        assert!(!is_same("vm/3306/1/uid=/100", "vm/3307/1/uid=/100"), "another server");
+        assert!(!is_same("", ""));
     }
 }

@@ -107,6 +107,8 @@ pub struct MySqlStore {
     claim_style: Arc<OnceLock<ClaimStyle>>,
     /// How many shards there are, once the outbox was read or migrated.
     shards: Arc<OnceLock<u16>>,
+    /// The life of the server that this store works in.
+    life: Arc<Mutex<Option<Arc<str>>>>,
     /// Which numbers were missing, and have appeared. Locked for moments only.
     tracker: Arc<Mutex<Tracker>>,
     /// Held by the one read that looks on from the tracker's frontier.
@@ -144,6 +146,7 @@ impl MySqlStore {
             tables,
             claim_style: Arc::default(),
             shards: Arc::default(),
+            life: Arc::default(),
             tracker: Arc::new(Mutex::new(Tracker::new(""))),
             looking: Arc::default(),
             average: Arc::default(),

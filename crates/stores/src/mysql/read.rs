@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, MySql, Row, mysql::MySqlArguments};
 use super::{
     LIST, MySqlStore,
     late::MOST,
-    life::{Stamped, moved},
+    life::{Stamped, is_same, moved},
     padded,
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
     tracker::{self, Context, Reader},
@@ -423,12 +423,13 @@ fn bind_shards<'q>(mut query: Query<'q>, shards: &[u16]) -> Query<'q> {
 impl MySqlStore {
     /// Where the reader of this position stands, if it is of the life of this connection.
     pub(super) fn reader(&self, session: &Stamped, from: &Position, doing: &str) -> Result<Reader> {
-        if Context::parse(&from.context).is_some_and(|context| *context.life != *session.life) {
+        let known = Context::parse(&from.context);
+        if known.is_some_and(|context| !is_same(&context.life, &session.life)) {
             return Err(moved(doing));
         }
         let mut tracker = self.tracker();
         // Another connection may have learnt of another life since.
-        if *tracker.life() != *session.life {
+        if !is_same(tracker.life(), &session.life) {
             return Err(moved(doing));
         }
         Ok(tracker.reader(from, Instant::now()))

@@ -24,7 +24,7 @@ use std::{collections::VecDeque, fmt, time::Instant};
 use posthaste_core::store::Position;
 use uuid::Uuid;
 
-use super::gaps::Gaps;
+use super::{gaps::Gaps, life::is_same};
 
 /// Most runs of missing numbers that a context names one by one.
 const NAMED: usize = 200;
@@ -287,7 +287,7 @@ pub(super) fn join(positions: &[Position]) -> Position {
 }
 
 fn meet(one: Context, other: Context) -> Option<Context> {
-    if one.life != other.life {
+    if !is_same(&one.life, &other.life) {
         return None;
     }
     let missing = match (one.missing, other.missing) {
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_reader_is_given_each_number_that_appears_once() {
         let now = Instant::now();
-        let mut tracker = Tracker::new("a");
+        let mut tracker = Tracker::new("a/1");
         let reader = tracker.reader(&Position::default(), now);
         tracker.looked(0, &[1, 2, 3, 6, 7, 9], 9, now);
         tracker.saw(&[1, 5, 7]);
@@ -344,12 +344,12 @@ mod tests {
     #[test]
     fn another_tracker_learns_what_is_missing_from_a_context() {
         let now = Instant::now();
-        let mut tracker = Tracker::new("a");
+        let mut tracker = Tracker::new("a/1");
         let reader = tracker.reader(&Position::default(), now);
         tracker.looked(0, &[1, 2, 3, 6, 7, 9], 9, now);
         tracker.saw(&[5]);
         let context = tracker.context(Reader { sequence: 9, ..reader });
-        let mut other = Tracker::new("a");
+        let mut other = Tracker::new("a/1");
         let there = other.reader(&position(9, context.clone()), now);
         assert_eq!((there.sequence, other.frontier()), (9, 9));
         other.saw(&[4, 5]);
@@ -361,25 +361,25 @@ mod tests {
     #[test]
     fn a_context_with_many_missing_numbers_is_short_and_starts_at_the_first() {
         let now = Instant::now();
-        let mut tracker = Tracker::new("a");
+        let mut tracker = Tracker::new("a/1");
         let reader = tracker.reader(&Position::default(), now);
         let present: Vec<i64> = (1..=5_000).map(|n| n * 2).collect();
         tracker.looked(0, &present, 10_000, now);
         let context = tracker.context(Reader { sequence: 10_000, ..reader });
         assert!(context.len() < 100, "{context}");
-        let mut other = Tracker::new("a");
+        let mut other = Tracker::new("a/1");
         assert_eq!(other.reader(&position(10_000, context), now).sequence, 0);
     }
 
     #[test]
     fn a_common_position_misses_what_any_of_them_misses() {
-        let context = |text: &str| format!("a|{}|{text}", format_args!("{}:3", Uuid::nil()));
+        let context = |text: &str| format!("a/1|{}|{text}", format_args!("{}:3", Uuid::nil()));
         let one = position(90, context("12-15,20"));
         let two = position(70, context("20,33"));
         assert_eq!(join(&[one.clone(), two.clone()]), position(70, context("12-15,20,33")));
         let many = position(80, context("<8"));
         assert_eq!(join(&[one.clone(), many]), position(80, context("<8")));
-        let other_life = position(80, context("").replace("a|", "b|"));
+        let other_life = position(80, context("").replace("a/1|", "b/1|"));
         assert_eq!(join(&[one.clone(), other_life]), Position::default());
         assert_eq!(join(&[one.clone(), position(80, String::new())]), Position::default());
         assert_eq!(join(std::slice::from_ref(&one)), one);
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn a_reader_that_stood_still_for_long_starts_before_what_was_forgotten() {
         let now = Instant::now();
-        let mut tracker = Tracker::new("a");
+        let mut tracker = Tracker::new("a/1");
         let reader = tracker.reader(&Position::default(), now);
         let all = REMEMBERED as i64 + 10;
         tracker.looked(0, &[all + 1], all + 1, now);

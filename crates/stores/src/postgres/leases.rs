@@ -196,11 +196,15 @@ impl PostgresStore {
     }
 
     async fn owners(&self, connection: &mut PgConnection) -> Result<Vec<Option<String>>> {
-        const OWNERS: &str = "
-            select case when locked_until > clock_timestamp() then locked_by end
+        // A lease of an earlier life counts for nobody: its shard would wait until it expires.
+        const OWNERS: &str = concat!(
+            "select case when locked_until > clock_timestamp() and ",
+            alive!(),
+            " then locked_by end
             from {shards}
             where tenant_group = ''
-            order by shard";
+            order by shard"
+        );
 
         sqlx::query_scalar(self.tables.sql(OWNERS))
             .fetch_all(connection)

@@ -190,7 +190,10 @@ async fn a_reader_on_another_server_is_told_so_and_its_leases_count_no_more() {
         assert_eq!(report.refused, [row.sequence], "a new life has begun: {begun}");
         assert!(outbox.store.renew(&relay, &held, &page.position).await.unwrap().is_empty());
         outbox.store.release(&relay, &held, &page.position).await.unwrap();
-        // Somebody else takes the shards: they are free although their leases have not run out.
+        // Somebody else takes the shards: they are free although their leases have not run out, and
+        // everybody is told so.
+        let census = outbox.store.heartbeat(&relay, 0).await.unwrap();
+        assert!(!census.owners.contains(&Some(relay.owner())), "{:?}", census.owners);
         let other = new_relay("other");
         let leases = outbox.store.acquire(&other, &SHARDS).await.unwrap();
         assert_eq!(leases.len(), if begun { 0 } else { SHARDS.len() });
