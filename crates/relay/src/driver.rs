@@ -16,8 +16,8 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, BlockedLanes, Due, Fetched, Held, HotRow, OpenBreaker, Page, Pause, Position,
-        Relay as Identity, RelayOrdering, RowLease, SettleReport, ShardLease, Store,
+        Blocked, BlockedLanes, Due, Fetched, Held, HotRow, LaneKey, OpenBreaker, Page, Pause,
+        Position, Relay as Identity, RelayOrdering, RowLease, SettleReport, ShardLease, Store,
     },
     transport::{Acceptance, Outcome},
 };
@@ -67,7 +67,7 @@ pub(crate) enum Done {
     Acquired { asked_at: Instant, leases: Result<Vec<ShardLease>> },
     Surveyed { number: u64, page: Result<BlockedLanes> },
     HandedOver { held: Vec<Held>, result: Result<()> },
-    Reconciled { read: u64, blocked: Result<Vec<Blocked>> },
+    Reconciled { read: u64, asked: Option<Vec<LaneKey>>, blocked: Result<Vec<Blocked>> },
     Reported { open: Vec<OpenBreaker>, result: Result<()> },
     Pauses { pauses: Result<Vec<Pause>> },
     Rested,
@@ -432,7 +432,9 @@ impl Driver {
                     Err(error) => self.database_failed("handing shards over", &error),
                 }
             }
-            Done::Reconciled { read, blocked } => self.reconciled(read, blocked),
+            Done::Reconciled { read, asked, blocked } => {
+                self.reconciled(read, asked.as_deref(), blocked);
+            }
             Done::Reported { open, result } => self.reported(open, result, now),
             Done::Pauses { pauses } => self.paused(pauses, now),
             Done::Rested => self.resting = false,

@@ -250,28 +250,27 @@ impl Driver {
             let shards = self.shards.reading();
             self.tasks.spawn(async move {
                 let blocked = within(deadline, store.read_blocked(&shards, None, LANES)).await;
-                Done::Reconciled { read, blocked: blocked.map(|page| page.lanes) }
+                Done::Reconciled { read, asked: None, blocked: blocked.map(|page| page.lanes) }
             });
             return;
         }
-        let lanes = self.lanes.blocked_lanes();
+        let lanes = self.lanes.blocked_lanes(LANES);
         self.tasks.spawn(async move {
-            let mut blocked = Vec::new();
-            for lanes in lanes.chunks(LANES) {
-                match within(deadline, store.still_blocked(lanes)).await {
-                    Ok(still) => blocked.extend(still),
-                    Err(error) => return Done::Reconciled { read, blocked: Err(error) },
-                }
-            }
-            Done::Reconciled { read, blocked: Ok(blocked) }
+            let blocked = within(deadline, store.still_blocked(&lanes)).await;
+            Done::Reconciled { read, asked: Some(lanes), blocked }
         });
     }
 
-    pub(crate) fn reconciled(&mut self, read: u64, blocked: Result<Vec<Blocked>>) {
+    pub(crate) fn reconciled(
+        &mut self,
+        read: u64,
+        asked: Option<&[LaneKey]>,
+        blocked: Result<Vec<Blocked>>,
+    ) {
         self.reconciling = false;
         self.lanes.asked();
         match blocked {
-            Ok(blocked) => self.lanes.reconcile(read, &blocked),
+            Ok(blocked) => self.lanes.reconcile(read, asked, &blocked),
             Err(error) => self.database_failed("looking at blocked lanes", &error),
         }
         self.lanes.read_merged(read);

@@ -30,8 +30,10 @@ fn kind_of(error: &sqlx::Error) -> ErrorKind {
         | sqlx::Error::Protocol(_) => ErrorKind::Unavailable,
         sqlx::Error::Database(database) => match database.code().as_deref() {
             // MySQL: deadlock, lock wait, too many connections, shutdown.
-            // SQLite: busy and locked, with their extended codes.
-            Some("HY000" | "5" | "6" | "261" | "262" | "517" | "773") => ErrorKind::Unavailable,
+            // SQLite: busy and locked, with their extended codes; a disk that fails or is full.
+            Some("HY000" | "5" | "6" | "261" | "262" | "517" | "773" | "10" | "13" | "778") => {
+                ErrorKind::Unavailable
+            }
             Some(code) => ErrorKind::of_sqlstate(code),
             None => ErrorKind::Database,
         },

@@ -275,6 +275,8 @@ pub struct Lanes {
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
     releases: VecDeque<LaneId>,
+    /// How many of the blocked lanes were asked for since all of them were.
+    asked_for: usize,
     /// What blocked a lane may be gone from the table.
     freed: bool,
     /// Keys of which nothing is handed over, each since when.
@@ -327,6 +329,7 @@ impl Lanes {
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
             releases: VecDeque::new(),
+            asked_for: 0,
             freed: false,
             paused_keys: BTreeMap::new(),
             stats: Stats::default(),

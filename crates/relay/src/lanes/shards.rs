@@ -144,12 +144,17 @@ impl Lanes {
         self.lanes.values().any(Lane::is_blocked)
     }
 
-    /// The lanes that an event in the table blocks, for those who ask whether it is still there.
-    pub fn blocked_lanes(&self) -> Vec<LaneKey> {
+    /// Lanes that an event in the table blocks, for those who ask whether it is still there: at most
+    /// `most`, others with each call.
+    pub fn blocked_lanes(&mut self, most: usize) -> Vec<LaneKey> {
         let blocked = self.lanes.iter().filter(|(_, lane)| lane.is_blocked() && !lane.busy());
-        blocked
+        let lanes: Vec<LaneKey> = blocked
+            .skip(self.asked_for)
+            .take(most)
             .map(|(id, _)| LaneKey { key: id.key, destination: self.name_of(id.destination) })
-            .collect()
+            .collect();
+        self.asked_for = if lanes.len() < most { 0 } else { self.asked_for + most };
+        lanes
     }
 
     /// Something was found that an operator sets free together with a blocked lane: whether that is
@@ -179,9 +184,16 @@ impl Lanes {
                 .is_some_and(|lane| !lane.busy() && lane.written.is_some())
     }
 
-    /// What a read of the blocked lanes found. A lane that is blocked here and no longer in the
-    /// table was freed by an operator: it goes on.
-    pub fn reconcile(&mut self, read: u64, blocked: &[Blocked]) {
+    /// What a read of blocked lanes found, of these or of all. A lane that is blocked here and no longer
+    /// in the table was freed by an operator: it goes on.
+    pub fn reconcile(&mut self, read: u64, asked: Option<&[LaneKey]>, blocked: &[Blocked]) {
+        let asked: Option<BTreeSet<LaneId>> = asked.map(|asked| {
+            let lane = |lane: &LaneKey| LaneId {
+                destination: self.destination_of(&lane.destination),
+                key: lane.key,
+            };
+            asked.iter().map(lane).collect()
+        });
         let still: BTreeSet<LaneId> = blocked
             .iter()
             .filter(|lane| lane.waiting || lane.parked)
@@ -195,6 +207,7 @@ impl Lanes {
                     && !lane.busy()
                     && lane.written.is_some_and(|from| from <= read)
                     && !still.contains(id)
+                    && asked.as_ref().is_none_or(|asked| asked.contains(id))
             })
             .map(|(id, _)| *id)
             .collect();

@@ -207,9 +207,9 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     lanes.asked();
     let read = lanes.read_began();
     let parked = blocked(1, false, true);
-    lanes.reconcile(read, &[parked]);
+    lanes.reconcile(read, None, &[parked]);
     assert!(lanes.next_releases().is_empty(), "it was for an event before that");
-    lanes.reconcile(read, &[]);
+    lanes.reconcile(read, None, &[]);
     let release = lanes.next_releases().pop().unwrap();
     lanes.released(&release, Some(vec![nudge]), now());
     assert_eq!(dispatch(&mut lanes), [2]);
@@ -530,12 +530,12 @@ fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
     lanes.published(vec![(1, Outcome::dead("never"))], now());
     settle(&mut lanes);
     // This read began before the death was written: its silence says nothing.
-    lanes.reconcile(early, &[]);
+    lanes.reconcile(early, None, &[]);
     lanes.read_merged(early);
     assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
     settle(&mut lanes);
     let read = lanes.read_began();
-    lanes.reconcile(read, &[]);
+    lanes.reconcile(read, None, &[]);
     lanes.read_merged(read);
     let release = lanes.next_releases().pop().unwrap();
     lanes.released(&release, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]), now());
@@ -549,7 +549,7 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     // The shard is acquired while that read is under way, which asks for other shards.
     let blocked = blocked(1, true, false);
     lanes.block(0, &blocked);
-    lanes.reconcile(early, &[]);
+    lanes.reconcile(early, None, &[]);
     lanes.read_merged(early);
     assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
     assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);

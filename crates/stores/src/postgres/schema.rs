@@ -37,6 +37,11 @@ impl Schema for PostgresStore {
             version::refuse_other_count(&self.tables, count, shards)?;
         }
         let (version, count) = found.unwrap_or((0, asked));
+        // A change of the table waits for whoever uses it, and every writer would queue behind it.
+        sqlx::raw_sql("set local lock_timeout = '10s'")
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed("migrating"))?;
         let mut applied = Vec::new();
         for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
             let sql = self.migration(template, count);

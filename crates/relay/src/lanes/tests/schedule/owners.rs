@@ -141,7 +141,7 @@ impl World {
     pub(super) fn reconcile(&mut self) {
         match self.look.take() {
             Some((read, blocked)) => {
-                self.lanes.reconcile(read, &blocked);
+                self.lanes.reconcile(read, None, &blocked);
                 self.lanes.read_merged(read);
             }
             None if self.owner == Owner::Us => {
