@@ -14,7 +14,13 @@ use posthaste_core::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 
-use crate::{HealthLimits, Retention, health::Pulse, observe::Observer, purge::purge};
+use crate::{
+    HealthLimits, Retention,
+    health::Pulse,
+    observe::Observer,
+    purge::{PATIENCE, purge},
+    read::within,
+};
 
 /// A backlog of more is worth a warning.
 const BACKLOG: u64 = 1_000;
@@ -116,7 +122,7 @@ impl Housekeeper {
             return;
         }
         loop {
-            let others = self.store.relays().await;
+            let others = within(PATIENCE, self.store.relays()).await;
             if others.is_ok_and(|relays| relays.iter().all(|relay| !relay.alive)) {
                 return;
             }
@@ -141,7 +147,7 @@ impl Housekeeper {
         self.observer.meters.purged("event", events);
         let mut inbox = 0;
         loop {
-            let step = self.store.purge_inbox(inbox_retention, batch).await?;
+            let step = within(PATIENCE, self.store.purge_inbox(inbox_retention, batch)).await?;
             inbox += step;
             if step < batch as u64 {
                 break;
@@ -150,7 +156,7 @@ impl Housekeeper {
         self.observer.meters.purged("inbox", inbox);
         let mut idempotency = 0;
         loop {
-            let step = self.store.purge_idempotency(batch).await?;
+            let step = within(PATIENCE, self.store.purge_idempotency(batch)).await?;
             idempotency += step;
             if step < batch as u64 {
                 break;
@@ -194,11 +200,11 @@ impl Housekeeper {
     }
 
     async fn refresh(&self) -> Result<Counts> {
-        let counts = self.store.counts(Counts::CAP).await?;
-        let oldest = self.store.oldest_pending().await?;
+        let counts = within(PATIENCE, self.store.counts(Counts::CAP)).await?;
+        let oldest = within(PATIENCE, self.store.oldest_pending()).await?;
         self.observer.meters.counted(Some((&counts, oldest)));
         if self.observer.meters.tenant_limit() > 0 {
-            let tenants = self.store.counts_by_tenant(Counts::CAP).await?;
+            let tenants = within(PATIENCE, self.store.counts_by_tenant(Counts::CAP)).await?;
             self.observer.meters.tenants(Some(&tenants));
         }
         Ok(counts)
@@ -207,7 +213,7 @@ impl Housekeeper {
     async fn examine_every(self, interval: Duration) {
         loop {
             let mut pause = interval;
-            match self.store.oldest_pending().await {
+            match within(PATIENCE, self.store.oldest_pending()).await {
                 Ok(oldest) => {
                     self.pulse.reached_database(self.clock.now());
                     self.pulse.oldest(oldest);

@@ -33,9 +33,11 @@ use tokio::{
 on_databases! {
     postgres, Postgres:
         each_kind_of_statement_survives_a_swallowed_answer,
+        swallowed_answers_use_up_no_connections,
         a_silent_database_makes_a_relay_unready_and_not_dead;
     mariadb, MariaDb:
         each_kind_of_statement_survives_a_swallowed_answer,
+        swallowed_answers_use_up_no_connections,
         a_silent_database_makes_a_relay_unready_and_not_dead;
 }
 
@@ -95,7 +97,7 @@ async fn each_kind_of_statement_survives_a_swallowed_answer(on: &Fixture) {
         Database::Postgres => (&ACQUIRE[0], &POSTGRES[..]),
         _ => (&ACQUIRE[1], &MARIADB[..]),
     };
-    let run = Run::new(on).await;
+    let run = Run::new(on, Options::default().connections).await;
     let acquiring = run.swallow(acquire, &mut random);
     run.relay.start().await.unwrap();
     run.survives(acquire, acquiring).await;
@@ -113,7 +115,7 @@ async fn each_kind_of_statement_survives_a_swallowed_answer(on: &Fixture) {
 }
 
 async fn a_silent_database_makes_a_relay_unready_and_not_dead(on: &Fixture) {
-    let run = Run::new(on).await;
+    let run = Run::new(on, Options::default().connections).await;
     run.relay.start().await.unwrap();
     run.delivers(RESUMES).await;
     assert!(run.relay.health().ready, "{:?}", run.relay.health());
@@ -135,6 +137,24 @@ async fn a_silent_database_makes_a_relay_unready_and_not_dead(on: &Fixture) {
     run.ends().await;
 }
 
+/// A connection that is given up must not stay lent: the pool would run out of them.
+async fn swallowed_answers_use_up_no_connections(on: &Fixture) {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let kinds = match on.database {
+        Database::Postgres => &POSTGRES[..],
+        _ => &MARIADB[..],
+    };
+    let pauses = kinds.iter().find(|kind| kind.name == "pauses").unwrap();
+    let run = Run::new(on, 3).await;
+    run.relay.start().await.unwrap();
+    run.delivers(RESUMES).await;
+    for _ in 0..4 {
+        run.survives(pauses, run.swallow(pauses, &mut random)).await;
+    }
+    run.survives(&kinds[0], run.swallow(&kinds[0], &mut random)).await;
+    run.ends().await;
+}
+
 /// A relay behind a proxy, and a writer that is not.
 struct Run<'a> {
     on: &'a Fixture,
@@ -148,7 +168,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    async fn new(on: &'a Fixture) -> Self {
+    async fn new(on: &'a Fixture, connections: u32) -> Self {
         // The driver writes every statement that was slow, and here many are.
         let _ = tracing_subscriber::fmt()
             .with_env_filter("posthaste=warn,sqlx::pool=warn")
@@ -167,7 +187,7 @@ impl<'a> Run<'a> {
             "{before}@{}/{path}{separator}{plain}&statement-cache-capacity=0",
             proxy.address()
         );
-        let options = Options { table: on.tables.name().clone(), ..Options::default() };
+        let options = Options { table: on.tables.name().clone(), connections };
         let store = connect(&url, &options).await.unwrap();
         let destination = Destination::default();
         let relay = Relay::new(store, Arc::new(destination.clone()), config()).unwrap();

@@ -141,11 +141,15 @@ const FORGET: &str = "
             < utc_timestamp(6)
         and not exists (select 1 from {shards} s where s.locked_by = {relays}.owner)";
 
-const OWNERS: &str = "
-    select case when locked_until > utc_timestamp(6) then locked_by end
+/// A lease of an earlier life counts for nobody: its shard would wait until it expires.
+const OWNERS: &str = concat!(
+    "select case when locked_until > utc_timestamp(6) and epoch >= ",
+    first_epoch!(),
+    " then locked_by end
     from {shards}
     where tenant_group = ''
-    order by shard";
+    order by shard"
+);
 
 impl MySqlStore {
     async fn beat(&self, session: &mut Stamped, relay: &Relay, reserved: i64) -> Result<()> {
@@ -187,7 +191,9 @@ impl MySqlStore {
     }
 
     async fn owners(&self, session: &mut Stamped) -> Result<Vec<Option<String>>> {
+        let life = session.life.to_string();
         sqlx::query_scalar(self.tables.sql(OWNERS))
+            .bind(life)
             .fetch_all(&mut **session)
             .await
             .map_err(failed("a heartbeat"))

@@ -18,6 +18,8 @@ impl Control for PostgresStore {
             select kind, name, value, set_by, set_at from {controls}
             order by set_at, kind, name";
 
+        // Not on the pool: it waits for ever for a connection that was given up and stays silent.
+        let mut session = self.sessions.take("reading pauses").await?;
         let pauses: Vec<Option<Pause>> = sqlx::query(self.tables.sql(PAUSES))
             .try_map(|row: PgRow| {
                 let Some(what) = pausable(row.try_get(0)?, row.try_get(1)?) else {
@@ -30,9 +32,10 @@ impl Control for PostgresStore {
                     since: time(row.try_get(4)?)?,
                 }))
             })
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *session)
             .await
             .map_err(failed("reading pauses"))?;
+        session.done();
         Ok(pauses.into_iter().flatten().collect())
     }
 

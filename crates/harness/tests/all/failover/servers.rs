@@ -26,7 +26,9 @@ impl Place {
     /// With the server program that this variable names.
     pub(super) fn new(variable: &str) -> Self {
         let server = std::env::var(variable).unwrap_or_else(|_| {
-            panic!("{variable} is not set: run scripts/servers start, source target/servers/env")
+            panic!(
+                "{variable} is not set: stop and start scripts/servers, source target/servers/env"
+            )
         });
         let programs = Path::new(&server).parent().expect("a folder").to_owned();
         let name = format!("posthaste-failover-{}", uuid::Uuid::now_v7());
