@@ -210,11 +210,17 @@ impl Driver {
         for lease in &leases {
             self.lanes.open_shard(lease.held.shard, lease.suspect_to);
         }
-        let marks = leases.iter().map(|lease| lease.mark.clone());
-        let positions: Vec<Position> =
-            self.source.placed().cloned().into_iter().chain(marks).collect();
+        let mut positions: Vec<Position> = leases.iter().map(|lease| lease.mark.clone()).collect();
+        let marks = self.store.join(&positions);
+        positions.extend(self.source.placed().cloned());
+        let joined = self.store.join(&positions);
+        if joined == Position::default() && marks != joined && self.source.placed().is_some() {
+            // What was read before has nothing in common with the marks.
+            let moved = Error::new(ErrorKind::Moved, "the server has changed since the last read");
+            return self.moved(&moved);
+        }
         let store = &self.store;
-        self.source.rewind(store.join(&positions), |positions| store.join(positions));
+        self.source.rewind(joined, |positions| store.join(positions));
         let mut shards = self.survey.take().map_or_else(Vec::new, |survey| survey.shards);
         shards.extend(leases.iter().map(|lease| lease.held.shard));
         self.surveys += 1;

@@ -7,7 +7,10 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -34,6 +37,8 @@ pub(crate) struct Sessions<DB: Database> {
     greeting: &'static str,
     permits: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Idle<DB>>>>,
+    /// How often all of them were forgotten: those that were lent before do not come back.
+    generation: Arc<AtomicU64>,
 }
 
 struct Idle<DB: Database> {
@@ -50,6 +55,7 @@ impl<DB: Database> Clone for Sessions<DB> {
             greeting: self.greeting,
             permits: Arc::clone(&self.permits),
             idle: Arc::clone(&self.idle),
+            generation: Arc::clone(&self.generation),
         }
     }
 }
@@ -70,6 +76,7 @@ where
             greeting,
             permits: Arc::new(Semaphore::new(limit.max(1) as usize)),
             idle: Arc::default(),
+            generation: Arc::default(),
         }
     }
 
@@ -83,7 +90,12 @@ where
             Some(idle) => (idle.connection, idle.stamp, idle.made),
             None => (self.open().await.map_err(failed(doing))?, None, Instant::now()),
         };
-        let home = Home { idle: Arc::clone(&self.idle), broken: true };
+        let home = Home {
+            idle: Arc::clone(&self.idle),
+            generation: Arc::clone(&self.generation),
+            lent: self.generation.load(Ordering::Relaxed),
+            broken: true,
+        };
         Ok(Session { connection, stamp, made, home, _permit: permit })
     }
 
@@ -110,6 +122,7 @@ where
     /// Closes the connections that nobody uses.
     #[cfg(feature = "mysql")]
     pub(crate) fn forget(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -136,6 +149,9 @@ impl<DB: Database> Session<DB> {
     /// Its work came to its end: the next one may have it.
     pub(crate) fn done(mut self) {
         self.home.broken = false;
+        if self.home.generation.load(Ordering::Relaxed) != self.home.lent {
+            return;
+        }
         let idle = Idle {
             connection: self.connection,
             stamp: self.stamp,
@@ -149,6 +165,8 @@ impl<DB: Database> Session<DB> {
 /// Where a connection goes back to.
 struct Home<DB: Database> {
     idle: Arc<Mutex<Vec<Idle<DB>>>>,
+    generation: Arc<AtomicU64>,
+    lent: u64,
     broken: bool,
 }
 

@@ -18,7 +18,9 @@ use posthaste_stores::{
     mysql::{ClaimStyle, MySqlStore},
 };
 use posthaste_testkit::{conformance::Subject, tables};
-use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
+use sqlx::{
+    AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Row, mysql::MySqlPoolOptions,
+};
 use uuid::Uuid;
 
 const MARIADB: &str = "POSTHASTE_TEST_MARIADB";
@@ -477,20 +479,20 @@ impl Outbox {
 
     /// Asks the server until this session waits for a lock.
     async fn until_waiting(&self, thread: u64) {
-        const WAITS: &str = "
-            select count(*) from information_schema.innodb_trx
-            where trx_mysql_thread_id = ? and trx_state = 'LOCK WAIT'";
-
+        // Not from the list of transactions: while several ask for it, the server does not renew it.
         until("the session waits for a lock", async || {
-            let waits: i64 =
-                sqlx::query_scalar(WAITS).bind(thread).fetch_one(&self.pool).await.unwrap();
-            waits > 0
+            let status = sqlx::raw_sql("show engine innodb status").fetch_one(&self.pool).await;
+            let status: String = status.unwrap().get(2);
+            let ours = format!("thread id {thread},");
+            status
+                .split("---TRANSACTION")
+                .any(|one| one.contains("LOCK WAIT") && one.contains(&ours))
         })
         .await;
     }
 }
 
-/// Asks again and again, with a pause that lets the server renew its list of transactions.
+/// Asks again and again, with a pause between.
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(2);
     while !done().await {

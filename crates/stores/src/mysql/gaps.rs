@@ -111,16 +111,14 @@ impl Gaps {
         self.0 = left;
     }
 
-    /// Stretches of numbers that hold all gaps, at most so many: near gaps share one, together with
-    /// the rows between them.
-    pub(super) fn stretches(&self, most: usize) -> Vec<(i64, i64)> {
-        let mut near = 0;
-        if let Some(excess) = self.0.len().checked_sub(most.max(1)).filter(|&excess| excess > 0) {
-            let mut distances: Vec<i64> =
-                self.0.windows(2).map(|pair| pair[1].first - pair[0].last).collect();
-            distances.sort_unstable();
-            near = distances[excess - 1];
-        }
+    /// Those that were seen by then.
+    pub(super) fn seen_by(&self, until: Instant) -> Self {
+        Self(self.0.iter().copied().filter(|gap| gap.seen <= until).collect())
+    }
+
+    /// Stretches of numbers that hold all gaps: those that are no further apart than `near` share one,
+    /// together with the rows between them.
+    pub(super) fn stretches(&self, near: i64) -> Vec<(i64, i64)> {
         let mut stretches: Vec<(i64, i64)> = Vec::new();
         for gap in &self.0 {
             match stretches.last_mut() {
@@ -189,19 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn stretches_hold_every_gap_and_are_few() {
+    fn near_gaps_share_a_stretch_and_far_ones_do_not() {
         let present: Vec<i64> = (1..=5000).map(|n| n * 2).collect();
         let mut gaps = Gaps::default();
         gaps.add_missing(0, &present, Instant::now());
         gaps.add(1_000_000, 1_000_001, Instant::now());
         assert_eq!(gaps.len(), 5001);
-        let stretches = gaps.stretches(10);
-        assert!(stretches.len() <= 10, "{} are left", stretches.len());
-        for gap in gaps.iter() {
-            assert!(stretches.iter().any(|&(a, b)| a <= gap.first && gap.last <= b));
-        }
-        assert_eq!(stretches.last(), Some(&(1_000_000, 1_000_001)), "the far one is alone");
-        let exact = gaps.stretches(10_000);
-        assert_eq!(exact.len(), 5001);
+        let stretches = gaps.stretches(2);
+        assert_eq!(stretches, [(1, 9_999), (1_000_000, 1_000_001)], "the far one is alone");
+        assert_eq!(gaps.stretches(1).len(), 5001, "each by itself");
     }
 }

@@ -15,17 +15,17 @@
 //! over. So neither an open reader, nor a transaction that is open for hours, nor a rollback, nor an
 //! `auto_increment_increment` leaves anything behind. Without the privilege PROCESS other users'
 //! statements are not shown; then a missing number under which nobody has inserted is kept for ten
-//! minutes, and so it is at most where one statement runs for longer than that.
+//! minutes.
 
 use std::time::{Duration, Instant};
 
 use posthaste_core::Result;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::{MySqlStore, gaps::Gaps, number, padded};
+use super::{MySqlStore, gaps::Gaps, number, padded, tracker::Reader};
 use crate::failure::failed;
 
-/// For how long a missing number is kept at most under which nobody has inserted.
+/// For how long a missing number is kept under which nobody has inserted, where statements are not shown.
 const BLIND: Duration = Duration::from_mins(10);
 
 /// How often the server's statements are looked at while few numbers are missing.
@@ -37,8 +37,11 @@ const FEW: usize = 64;
 /// With more missing runs than this nothing more is passed over: reading waits for them.
 pub(super) const MOST: usize = 200_000;
 
-/// Most stretches of numbers in one statement, and in one probe.
+/// Most stretches of numbers in one statement.
 const STRETCHES: usize = 256;
+
+/// Gaps that are no further apart than this are looked at together, with the rows between them.
+const NEAR: i64 = 8;
 
 const LOOK: &str = "
     select sequence from {events} force index (primary)
@@ -80,11 +83,11 @@ const SHOWN: &str = "select count(*) from information_schema.innodb_metrics wher
 /// server renews its list of transactions only when nobody has read it for a while.
 const LONG: Duration = Duration::from_secs(5);
 
+/// How old the list can be and still pass for fresh, and more.
+const COPY: Duration = Duration::from_secs(4);
+
 /// How often it is looked up.
 const READERS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How often it is looked up whether statements are shown.
-const SHOWN_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The privilege is missing, or there is no such list on this server.
 pub(super) const NOT_SHOWN: [u16; 4] = [1227, 1142, 1109, 1146];
@@ -123,7 +126,7 @@ impl MySqlStore {
             order by sequence";
 
         let mut visible = Vec::new();
-        for stretches in gaps.stretches(STRETCHES * 2).chunks(STRETCHES) {
+        for stretches in gaps.stretches(NEAR).chunks(STRETCHES) {
             let places = stretches.len().next_power_of_two();
             let between = vec!["sequence between ? and ?"; places].join(" or ");
             let sql = self.tables.sql(PROBE).0.replace("{stretches}", &between);
@@ -144,7 +147,7 @@ impl MySqlStore {
     /// Gives up the missing numbers that nobody can use any more, if it is time to look.
     pub(super) async fn close(&self, connection: &mut MySqlConnection) -> Result<()> {
         let asked = Instant::now();
-        let missing = {
+        let (missing, id) = {
             let mut tracker = self.tracker();
             let recent = |at: Instant| asked.duration_since(at) < CLOSE_INTERVAL;
             let wait = tracker.missing.len() <= FEW && tracker.closed_at.is_some_and(recent);
@@ -152,19 +155,23 @@ impl MySqlStore {
                 return Ok(());
             }
             tracker.closed_at = Some(asked);
-            tracker.missing.clone()
+            (tracker.missing.clone(), tracker.id())
         };
-        let blind = asked.checked_sub(BLIND);
         let until = match self.running(connection).await? {
-            Some(running) => asked.checked_sub(running).max(blind),
-            None => blind,
+            Some(running) => asked.checked_sub(running),
+            None => asked.checked_sub(BLIND),
         };
-        let Some(until) = until.filter(|until| missing.iter().any(|gap| gap.seen <= *until)) else {
+        let Some(until) = until else { return Ok(()) };
+        let old = missing.seen_by(until);
+        if old.is_empty() {
             return Ok(());
-        };
+        }
         // After the statements: whatever one of them has inserted before it ended is seen.
-        let inserted = self.inserted(connection, &missing).await?;
-        self.tracker().missing.close(until, &inserted);
+        let inserted = self.inserted(connection, &old).await?;
+        let mut tracker = self.tracker();
+        if tracker.id() == id {
+            tracker.missing.close(until, &inserted);
+        }
         Ok(())
     }
 
@@ -189,24 +196,18 @@ impl MySqlStore {
             .map_err(failed(DOING))?;
         let age = oldest(&mut transaction, BUT_READERS).await?;
         transaction.commit().await.map_err(failed(DOING))?;
-        Ok(Some(age))
+        // The copy can be as old as our own transactions before this one: who only read then may have
+        // taken a number since.
+        Ok(Some(age.max(COPY)))
     }
 
     async fn shows_statements(&self, connection: &mut MySqlConnection) -> Result<bool> {
-        let known = self.tracker().shown;
-        if let Some((at, shown)) = known
-            && at.elapsed() < SHOWN_INTERVAL
-        {
-            return Ok(shown);
+        // Each time: a connection has the privileges of the moment at which it was made.
+        match sqlx::query(SHOWN).execute(connection).await {
+            Ok(_) => Ok(true),
+            Err(error) if NOT_SHOWN.contains(&number(&error)) => Ok(false),
+            Err(error) => Err(failed("looking at running statements")(error)),
         }
-        let asked = sqlx::query(SHOWN).execute(connection).await;
-        let shown = match asked {
-            Ok(_) => true,
-            Err(error) if NOT_SHOWN.contains(&number(&error)) => false,
-            Err(error) => return Err(failed("looking at running statements")(error)),
-        };
-        self.tracker().shown = Some((Instant::now(), shown));
-        Ok(shown)
     }
 
     /// The numbers in these gaps under which somebody has inserted a row, committed or not.
@@ -225,35 +226,50 @@ impl MySqlStore {
     pub(super) async fn track(
         &self,
         connection: &mut MySqlConnection,
+        reader: Reader,
         up_to: i64,
         limit: usize,
     ) -> Result<()> {
-        let frontier = self.tracker().frontier();
+        let frontier = self.tracker_of(reader)?.frontier();
         if frontier >= up_to || self.tracker().missing.len() >= MOST {
             return Ok(());
         }
         let present = self.look(connection, frontier, up_to, limit).await?;
         let end =
             if present.len() < limit { up_to } else { present.last().copied().unwrap_or(up_to) };
-        self.tracker().looked(frontier, &present, end, Instant::now());
+        self.tracker_of(reader)?.looked(frontier, &present, end, Instant::now());
         Ok(())
     }
 
     /// Learns what has appeared since, and gives up what nobody can use.
     pub(super) async fn look_back(&self, connection: &mut MySqlConnection) -> Result<()> {
-        let missing = self.tracker().missing.clone();
+        let (missing, id) = {
+            let tracker = self.tracker();
+            (tracker.missing.clone(), tracker.id())
+        };
         if missing.is_empty() {
             return Ok(());
         }
-        let visible = self.probe(connection, &missing, None).await?;
-        self.tracker().saw(&visible);
-        self.close(connection).await
+        let visible = self.probe(connection, &missing, None).await;
+        if let Ok(visible) = &visible {
+            let mut tracker = self.tracker();
+            if tracker.id() == id {
+                tracker.saw(visible);
+            }
+        }
+        // Also when there were too many to be looked at in time: fewer are left the next time.
+        self.close(connection).await?;
+        visible.map(|_| ())
     }
 }
 
 async fn oldest(connection: &mut MySqlConnection, but: &str) -> Result<Duration> {
     // MariaDB counts milliseconds; MySQL has whole seconds, of which the last may have begun.
-    for age in ["p.time_ms + 50", "(p.time + 1) * 1000 + 50"] {
+    // A negative age is that of a session with a clock of its own, or of a clock that was set back.
+    for age in [
+        "case when p.time_ms < 0 then 600000 else p.time_ms + 50 end",
+        "case when p.time < 0 then 600000 else (p.time + 1) * 1000 + 50 end",
+    ] {
         let sql = format!("{RUNNING}{but}").replace("{age}", age);
         let asked = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *connection).await;
         let age: Option<i64> = match asked {

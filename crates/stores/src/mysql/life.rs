@@ -17,7 +17,7 @@ use crate::{failure::failed, sessions::Session};
 
 /// By how many seconds the start of one server may differ when it is asked twice: both the time and the
 /// uptime are whole seconds.
-const DOUBT: i64 = 5;
+const DOUBT: i64 = 2;
 
 /// Who the server is, as a statement can ask at any time.
 macro_rules! server {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_life_is_a_server_and_its_start_give_or_take_a_few_seconds() {
-        assert!(is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/97"));
+        assert!(is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/98"));
         assert!(!is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/90"), "restarted");
         assert!(!is_same("vm/3306/1/uid=/100", "vm/3307/1/uid=/100"), "another server");
         assert!(!is_same("", ""));

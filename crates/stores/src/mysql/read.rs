@@ -4,7 +4,7 @@
 //! take it along, and its shard is computed here.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -24,7 +24,7 @@ use super::{
     life::{Stamped, is_same, moved},
     padded,
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
-    tracker::{self, Context, Reader},
+    tracker::{self, Context, Reader, Tracker},
 };
 use crate::failure::failed;
 
@@ -75,20 +75,21 @@ impl Read for MySqlStore {
         let looking = self.looking.lock().await;
         let mut session = self.session(DOING).await?;
         let reader = self.reader(&session, from, DOING)?;
-        if self.tracker().late(reader, reader.sequence, limit.rows).len() >= limit.rows {
+        let waiting = self.tracker_of(reader)?.late(reader, reader.sequence, limit.rows).len();
+        if waiting >= limit.rows {
             let page = self.late_page(&mut session, shards, reader, limit).await?;
             session.done();
             return Ok(Page { caught_up: false, ..page });
         }
         let half = Limit { bytes: limit.bytes.div_ceil(2), ..limit };
-        let ahead = self.ahead(&mut session, shards, reader.sequence, half).await?;
+        let ahead = self.ahead(&mut session, shards, reader, half).await?;
         drop(looking);
         // After the rows: an event that is ahead can have been enqueued after the commit of one that is
         // late.
         self.look_back(&mut session).await?;
         let end = ahead.end;
         let (late, given) = {
-            let tracker = self.tracker();
+            let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, end, limit.rows), tracker.appeared())
         };
         let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
@@ -104,17 +105,17 @@ impl Read for MySqlStore {
         rows.extend(found.rows);
         rows.sort_by_key(|row| row.sequence);
         rows.dedup_by_key(|row| row.sequence);
-        let position = self.position(Reader { sequence: end, given });
+        let position = self.position(Reader { sequence: end, given, ..reader })?;
         Ok(Page { rows, position, caught_up: ahead.caught_up })
     }
 
     async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
         const DOING: &str = "reading late commits";
 
-        let mut session = self.session(DOING).await?;
         if Context::parse(&from.context).is_none() {
             return Ok(Page { rows: Vec::new(), position: from.clone(), caught_up: true });
         }
+        let mut session = self.session(DOING).await?;
         let reader = self.reader(&session, from, DOING)?;
         self.look_back(&mut session).await?;
         let page = self.late_page(&mut session, shards, reader, limit).await?;
@@ -180,7 +181,7 @@ impl Read for MySqlStore {
         // that has appeared under something fresh may be of the same key.
         let reader = self.reader(&session, from, DOING)?;
         let (missing, late) = {
-            let tracker = self.tracker();
+            let tracker = self.tracker_of(reader)?;
             (tracker.missing.clone(), tracker.late(reader, i64::MAX, 1))
         };
         let mut appeared = !late.is_empty();
@@ -435,8 +436,15 @@ impl MySqlStore {
         Ok(tracker.reader(from, Instant::now()))
     }
 
-    pub(super) fn position(&self, reader: Reader) -> Position {
-        Position { sequence: reader.sequence, context: self.tracker().context(reader) }
+    /// The tracker of this reader, unless the server has changed while it was reading.
+    pub(super) fn tracker_of(&self, reader: Reader) -> Result<MutexGuard<'_, Tracker>> {
+        let tracker = self.tracker();
+        if tracker.id() == reader.tracker { Ok(tracker) } else { Err(moved("reading")) }
+    }
+
+    pub(super) fn position(&self, reader: Reader) -> Result<Position> {
+        let context = self.tracker_of(reader)?.context(reader);
+        Ok(Position { sequence: reader.sequence, context })
     }
 
     /// Fewer rows where events are large: of what was not wanted the server would send all the same.
@@ -445,15 +453,15 @@ impl MySqlStore {
         Limit { rows: limit.rows.min(limit.bytes / average + 1).max(1), ..limit }
     }
 
-    /// Reads on from `after`, over what is settled as far as one read goes.
+    /// Reads on from where the reader stands, over what is settled as far as one read goes.
     async fn ahead(
         &self,
         session: &mut Stamped,
         shards: &[u16],
-        after: i64,
+        reader: Reader,
         limit: Limit,
     ) -> Result<Ahead> {
-        let mut ahead = Ahead { rows: Vec::new(), end: after, caught_up: true };
+        let mut ahead = Ahead { rows: Vec::new(), end: reader.sequence, caught_up: true };
         let limit = self.fewer(limit);
         // As many numbers as should hold `limit` rows of these shards.
         let share = usize::from(self.shard_count().await?).div_ceil(shards.len());
@@ -485,7 +493,7 @@ impl MySqlStore {
                 Some(last) if found.cut => last.sequence,
                 _ => horizon,
             };
-            self.tracker().looked(from, &present, ahead.end, Instant::now());
+            self.tracker_of(reader)?.looked(from, &present, ahead.end, Instant::now());
             ahead.rows = found.rows;
             ahead.rows.retain(|row| shards.contains(&row.shard));
             if ahead.caught_up || found.cut || !ahead.rows.is_empty() {
@@ -505,7 +513,7 @@ impl MySqlStore {
         limit: Limit,
     ) -> Result<Page> {
         let (late, appeared) = {
-            let tracker = self.tracker();
+            let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, reader.sequence, limit.rows), tracker.appeared())
         };
         let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
@@ -517,7 +525,7 @@ impl MySqlStore {
         } else {
             late.last().map_or(appeared, |late| late.0)
         };
-        let position = self.position(Reader { given, ..reader });
+        let position = self.position(Reader { given, ..reader })?;
         Ok(Page { rows: found.rows, position, caught_up: given == appeared })
     }
 

@@ -89,18 +89,18 @@ impl MySqlStore {
         sweep.floor = sweep.floor.min(reader.sequence);
         {
             let _looking = self.looking.lock().await;
-            self.track(session, cursor, LOOK_LIMIT).await?;
+            self.track(session, reader, cursor, LOOK_LIMIT).await?;
         }
         self.look_back(session).await?;
         let (late, given) = {
-            let tracker = self.tracker();
+            let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, i64::MAX, usize::MAX), tracker.appeared())
         };
         if let Some(lowest) = late.iter().map(|&(_, number)| number).min() {
             sweep.floor = sweep.floor.min(lowest - 1);
         }
-        let sequence = self.tracker().frontier().min(cursor);
-        sweep.seen = self.position(Reader { sequence, given });
+        let sequence = self.tracker_of(reader)?.frontier().min(cursor);
+        sweep.seen = self.position(Reader { sequence, given, ..reader })?;
         Ok(())
     }
 

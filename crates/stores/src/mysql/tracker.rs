@@ -50,13 +50,13 @@ pub(super) struct Tracker {
     pub(super) closed_at: Option<Instant>,
     /// When it was last looked up which long statements only read.
     pub(super) readers_at: Option<Instant>,
-    /// Whether statements of other users are shown, and when that was asked.
-    pub(super) shown: Option<(Instant, bool)>,
 }
 
 /// Where a reader stands with this tracker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reader {
+    /// The tracker that it stands with.
+    pub(super) tracker: Uuid,
     pub(super) sequence: i64,
     /// It has been given this many of the numbers that appeared.
     pub(super) given: u64,
@@ -74,8 +74,12 @@ impl Tracker {
             lowest_forgotten: i64::MAX,
             closed_at: None,
             readers_at: None,
-            shown: None,
         }
+    }
+
+    /// Which tracker it is: another one knows other numbers.
+    pub(super) fn id(&self) -> Uuid {
+        self.id
     }
 
     pub(super) fn life(&self) -> &str {
@@ -89,7 +93,8 @@ impl Tracker {
 
     /// Where the reader of this position stands. Learns what another tracker has written into it.
     pub(super) fn reader(&mut self, from: &Position, now: Instant) -> Reader {
-        let mut reader = Reader { sequence: from.sequence, given: self.appeared() };
+        let mut reader =
+            Reader { tracker: self.id, sequence: from.sequence, given: self.appeared() };
         match Context::parse(&from.context) {
             // Nothing is known to have been seen.
             None => reader.sequence = 0,

@@ -85,11 +85,6 @@ async fn no_read_walks_over_what_was_sent() {
     outbox
         .touches_few("read_on", async |s| s.read_on(some, &near_the_end, Limit::rows(500)).await)
         .await;
-    outbox
-        .touches_few("read_late", async |s| {
-            s.read_late(some, &near_the_end, Limit::rows(1000)).await
-        })
-        .await;
     outbox.touches_few("read_due", async |s| s.read_due(some, None, Limit::rows(100)).await).await;
     outbox
         .touches_few("read_hot", async |s| s.read_hot(&[all - 1, all], &near_the_end).await)
