@@ -1,8 +1,9 @@
 //! Finding events without writing: ahead of the cursor, behind it, by their time, by their lane.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::TryStreamExt;
 use posthaste_core::{
     Error, ErrorKind, Key, Result,
     store::{
@@ -18,7 +19,7 @@ use super::{
     PostgresStore,
     context::{self, Context, Snapshot, Walk},
     life::moved,
-    row::{COLUMNS, Micros, event, fetched, fetched_all},
+    row::{COLUMNS, Light, Micros, event, fetched, fetched_all},
     shard_numbers,
 };
 use crate::failure::failed;
@@ -101,17 +102,35 @@ macro_rules! within {
     };
 }
 
-/// The late rows, at most `$5` and as many bytes as `$6`.
+/// The rows, those larger than `$6` without headers and payload: so a page has no more bytes than its rows
+/// times `$6`, and no row but these needs a second look. A sum over the rows before each one made every
+/// read a quarter dearer.
+macro_rules! light {
+    ($rows:expr) => {
+        concat!(
+            "select ",
+            light_columns!("$6"),
+            ", null::text from (",
+            $rows,
+            ") e
+            cross join lateral (
+                select octet_length(e.payload)::bigint + coalesce(octet_length(e.headers), 0)
+                    as bytes
+            ) s"
+        )
+    };
+}
+
+/// The late rows, at most `$5`.
 macro_rules! late_rows {
     () => {
-        within!(
+        light!(
             "select e.* from (
                 select sequence from walked
                 where wanted and sequence <= coalesce((select late_edge from edge), sequence)
                 order by sequence
                 limit $5
-            ) l join {events} e on e.sequence = l.sequence",
-            "$6"
+            ) l join {events} e on e.sequence = l.sequence"
         )
     };
 }
@@ -138,30 +157,23 @@ macro_rules! on {
                        coalesce((select sequence from {events} where sequence > $2
                                  order by sequence limit 1), $2) + $8 as ahead_edge
             )
-            select ",
-            columns!(),
-            ", null::text from (",
+            ",
             late_rows!(),
-            ") e
+            "
             union all
-            select ",
-            columns!(),
-            ", null from (",
-            within!(
-                concat!(
-                    "select * from {events} e
-                    where e.sequence > $2 and e.sequence <= (select ahead_edge from range) and ",
-                    fresh!(),
-                    $of_shards,
-                    " order by e.sequence limit $7"
-                ),
-                "$6"
-            ),
-            ") e
+            ",
+            light!(concat!(
+                "select * from {events} e
+                where e.sequence > $2 and e.sequence <= (select ahead_edge from range) and ",
+                fresh!(),
+                $of_shards,
+                " order by e.sequence limit $7"
+            )),
+            "
             union all
             select ",
             no_columns!(),
-            ", ",
+            ", null, ",
             said!(),
             " from seen, edge, range"
         )
@@ -199,40 +211,46 @@ impl Read for PostgresStore {
         // Without a context nothing is known to have been seen.
         let sequence = if context.is_some() { from.sequence } else { 0 };
         let all = self.all_shards(shards);
+        // Late rows and those ahead share the bytes.
+        let half = Limit { bytes: limit.bytes.div_ceil(2), ..limit };
         let query = sqlx::query(self.tables.sql(if all { ON_IN_ALL } else { ON }))
             .bind(snapshot(context.as_ref()))
             .bind(sequence)
             .bind(0_i64)
             .bind(WALKED)
             .bind(limit.rows as i64)
-            // Late rows and those ahead share the bytes.
-            .bind(half(limit.bytes))
+            .bind(share(half))
             .bind(limit.rows as i64)
             .bind(WINDOW);
         let query = if all { query } else { query.bind(shard_numbers(shards)) };
         let mut session = self.sessions.take(DOING).await?;
-        let (mut rows, said) = page(query, &mut session).await.map_err(failed(DOING))?;
-        session.done();
-        let said = said.ok_or_else(|| unsaid(DOING))?;
+        let (mut rows, said) = page(query, &mut session, DOING).await?;
         let Some(next) = said.next(context.as_ref(), DOING)? else {
+            session.done();
             return Ok(said.start_again());
         };
         if next.snapshot.is_too_wide() {
+            session.done();
             return self.narrowed(from).await;
         }
-        let ahead = rows.split_off(rows.partition_point(|row| row.sequence <= sequence));
-        if let Some(after) = said.late_until(&rows, limit.rows, half(limit.bytes)) {
+        let mut ahead = rows.split_off(rows.partition_point(|row| row.sequence() <= sequence));
+        let late_cut = cut(&mut rows, half);
+        if let Some(after) = said.late_until(late_cut) {
+            let rows = self.filled(&mut session, rows, DOING).await?;
+            session.done();
             let walk = Walk { next: next.snapshot.clone(), after };
             let snapshot = context.map_or(next.snapshot.clone(), |known| known.snapshot);
             let context = Context { snapshot, walk: Some(walk), ..next }.to_string();
             return Ok(Page { rows, position: Position { sequence, context }, caught_up: false });
         }
-        let cut = is_cut(&ahead, limit.rows, half(limit.bytes));
-        let last = ahead.last().map_or(sequence, |row| row.sequence);
+        let ahead_cut = cut(&mut ahead, half);
+        let last = ahead.last().map_or(sequence, Light::sequence);
         let walked = said.ahead_edge.min(said.newest).max(last);
-        let sequence = if cut { last } else { walked };
-        let caught_up = !cut && said.ahead_edge >= said.newest;
+        let sequence = ahead_cut.unwrap_or(walked);
+        let caught_up = ahead_cut.is_none() && said.ahead_edge >= said.newest;
         rows.extend(ahead);
+        let rows = self.filled(&mut session, rows, DOING).await?;
+        session.done();
         Ok(Page { rows, position: Position { sequence, context: next.to_string() }, caught_up })
     }
 
@@ -245,15 +263,13 @@ impl Read for PostgresStore {
             seen!(),
             late!(" and e.shard = any($7)"),
             ", range as (select 0::bigint as newest, 0::bigint as ahead_edge)
-            select ",
-            columns!(),
-            ", null::text from (",
+            ",
             late_rows!(),
-            ") e
+            "
             union all
             select ",
             no_columns!(),
-            ", ",
+            ", null, ",
             said!(),
             " from seen, edge, range"
         );
@@ -267,19 +283,21 @@ impl Read for PostgresStore {
             .bind(context.walk.as_ref().map_or(0, |walk| walk.after))
             .bind(WALKED)
             .bind(limit.rows as i64)
-            .bind(bytes(limit.bytes))
+            .bind(share(limit))
             .bind(shard_numbers(shards));
         let mut session = self.sessions.take(DOING).await?;
-        let (rows, said) = page(query, &mut session).await.map_err(failed(DOING))?;
-        session.done();
-        let said = said.ok_or_else(|| unsaid(DOING))?;
+        let (mut rows, said) = page(query, &mut session, DOING).await?;
         let Some(next) = said.next(Some(&context), DOING)? else {
+            session.done();
             return Ok(said.start_again());
         };
         if next.snapshot.is_too_wide() {
+            session.done();
             return self.narrowed(from).await;
         }
-        let until = said.late_until(&rows, limit.rows, bytes(limit.bytes));
+        let until = said.late_until(cut(&mut rows, limit));
+        let rows = self.filled(&mut session, rows, DOING).await?;
+        session.done();
         let walking = context.walk.is_some();
         // What became visible while the walk was under way is found by the next one.
         let seen = context.walk.map_or(next.snapshot, |walk| walk.next);
@@ -583,6 +601,38 @@ fn blocked(row: &PgRow) -> sqlx::Result<Blocked> {
 const WALK: usize = 20;
 
 impl PostgresStore {
+    /// The rows with the headers and payloads that were left out. A row that has been deleted since is
+    /// left out: it is settled.
+    async fn filled(
+        &self,
+        connection: &mut PgConnection,
+        rows: Vec<Light>,
+        doing: &'static str,
+    ) -> Result<Vec<Fetched>> {
+        const CONTENT: &str =
+            "select sequence, headers, payload from {events} where sequence = any($1)";
+
+        let is_hollow = |row: &&Light| matches!(row, Light::Hollow { .. });
+        let hollow: Vec<i64> = rows.iter().filter(is_hollow).map(Light::sequence).collect();
+        let mut contents: HashMap<i64, (Option<String>, Vec<u8>)> = HashMap::new();
+        if !hollow.is_empty() {
+            let mut found =
+                sqlx::query(self.tables.sql(CONTENT)).bind(&hollow).fetch(&mut *connection);
+            while let Some(row) = found.try_next().await.map_err(failed(doing))? {
+                let content = (|| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?))))();
+                contents.extend([content.map_err(failed(doing))?]);
+            }
+        }
+        let filled = |row: Light| match row {
+            Light::Whole(row) => Some(row),
+            hollow => {
+                let (headers, payload) = contents.remove(&hollow.sequence())?;
+                Some(hollow.filled(headers, payload))
+            }
+        };
+        Ok(rows.into_iter().filter_map(filled).collect())
+    }
+
     /// Nothing was read: a snapshot named too many ids. They are subtransactions of somebody while nothing
     /// else ends, so a transaction of ours ends, and the next snapshot is narrow.
     async fn narrowed(&self, from: &Position) -> Result<Page> {
@@ -675,8 +725,24 @@ fn bytes(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).max(1)
 }
 
-fn half(limit: usize) -> i64 {
-    bytes(limit.div_ceil(2))
+/// What each row of a page may have of its bytes.
+fn share(limit: Limit) -> i64 {
+    bytes(limit.bytes / limit.rows.max(1))
+}
+
+/// Leaves what fits into a page. Tells the last sequence when the page ends because of its limits, and not
+/// because there was no more.
+fn cut(rows: &mut Vec<Light>, limit: Limit) -> Option<i64> {
+    let (all, mut bytes) = (rows.len(), 0_usize);
+    let fitting = rows.iter().take_while(|row| {
+        let before = bytes;
+        bytes = bytes.saturating_add(row.bytes());
+        before < limit.bytes.max(1)
+    });
+    let fitting = fitting.count();
+    rows.truncate(fitting);
+    let more = fitting < all || all >= limit.rows;
+    rows.last().filter(|_| more).map(Light::sequence)
 }
 
 /// Whether a page ends because of its limits, and not because there was no more.
@@ -731,12 +797,10 @@ impl Said {
         Page { rows: Vec::new(), position, caught_up: false }
     }
 
-    /// Up to where late rows were read, unless these are all.
-    fn late_until(&self, rows: &[Fetched], most: usize, bytes: i64) -> Option<i64> {
-        match rows.last() {
-            Some(last) if is_cut(rows, most, bytes) => Some(last.sequence),
-            _ => (self.late_edge > 0).then_some(self.late_edge),
-        }
+    /// Up to where late rows were read, unless these are all. `cut` is where the page ends for want of
+    /// room.
+    fn late_until(&self, cut: Option<i64>) -> Option<i64> {
+        cut.or_else(|| (self.late_edge > 0).then_some(self.late_edge))
     }
 }
 
@@ -744,23 +808,25 @@ impl Said {
 async fn page(
     query: sqlx::query::Query<'_, Postgres, PgArguments>,
     session: &mut PgConnection,
-) -> sqlx::Result<(Vec<Fetched>, Option<Said>)> {
+    doing: &'static str,
+) -> Result<(Vec<Light>, Said)> {
     let mut said = None;
-    let rows: Vec<Option<Fetched>> = query
+    let rows: Vec<Option<Light>> = query
         .try_map(|row: PgRow| {
-            let event = event(&row)?;
+            let event = Light::of(&row)?;
             if event.is_none() {
-                said = row.try_get::<Option<&str>, _>(COLUMNS)?.and_then(Said::parse);
+                said = row.try_get::<Option<&str>, _>(COLUMNS + 1)?.and_then(Said::parse);
             }
             Ok(event)
         })
         .fetch_all(session)
-        .await?;
-    let mut rows: Vec<Fetched> = rows.into_iter().flatten().collect();
-    if !rows.is_sorted_by_key(|row| row.sequence) {
-        rows.sort_unstable_by_key(|row| row.sequence);
+        .await
+        .map_err(failed(doing))?;
+    let mut rows: Vec<Light> = rows.into_iter().flatten().collect();
+    if !rows.is_sorted_by_key(Light::sequence) {
+        rows.sort_unstable_by_key(Light::sequence);
     }
-    Ok((rows, said))
+    Ok((rows, said.ok_or_else(|| unsaid(doing))?))
 }
 
 fn unsaid(doing: &str) -> Error {

@@ -30,6 +30,21 @@ macro_rules! columns {
     };
 }
 
+/// The same, without headers and payload where they have more bytes than `$limit`; then one column more
+/// says how many.
+macro_rules! light_columns {
+    ($limit:literal) => {
+        concat!(
+            "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
+             e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, \
+             case when s.bytes <= ", $limit, " then e.headers end, \
+             case when s.bytes <= ", $limit, " then e.payload else '' end, \
+             e.content_type, e.occurred_at, e.created_at, e.attempts, e.replay, e.not_before, e.wait, \
+             e.shard, case when s.bytes > ", $limit, " then s.bytes end"
+        )
+    };
+}
+
 /// As many nulls: a row that is no event.
 macro_rules! no_columns {
     () => {
@@ -137,16 +152,69 @@ impl<'r> Decode<'r, Postgres> for Micros {
 
 /// The row as a relay gets it.
 pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
-    let stored = stored(row)?;
-    Ok(Fetched {
+    Ok(decoded(stored(row)?, shard(row)?, wait(row)?))
+}
+
+fn decoded(stored: StoredRow, shard: u16, wait: Option<Wait>) -> Fetched {
+    Fetched {
         sequence: stored.sequence,
-        shard: shard(row)?,
+        shard,
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,
-        wait: wait(row)?,
+        wait,
         bytes: stored.payload.len() + stored.headers.as_ref().map_or(0, String::len),
         content: stored.decode().map(Box::new),
-    })
+    }
+}
+
+/// A row of [`light_columns`].
+#[derive(Debug)]
+pub(super) enum Light {
+    Whole(Fetched),
+    /// Headers and payload, of so many bytes, were left out.
+    Hollow {
+        stored: Box<StoredRow>,
+        shard: u16,
+        wait: Option<Wait>,
+        bytes: usize,
+    },
+}
+
+impl Light {
+    /// The row, if it holds an event.
+    pub(super) fn of(row: &PgRow) -> sqlx::Result<Option<Self>> {
+        let Some(bytes) = row.try_get_unchecked::<Option<i64>, _>(COLUMNS)? else {
+            return Ok(event(row)?.map(Self::Whole));
+        };
+        let (shard, wait) = (shard(row)?, wait(row)?);
+        let stored = Box::new(StoredRow { payload: Vec::new(), ..stored(row)? });
+        Ok(Some(Self::Hollow { stored, shard, wait, bytes: usize::try_from(bytes).unwrap_or(0) }))
+    }
+
+    pub(super) fn sequence(&self) -> i64 {
+        match self {
+            Self::Whole(row) => row.sequence,
+            Self::Hollow { stored, .. } => stored.sequence,
+        }
+    }
+
+    /// Bytes of headers and payload, whether they are here or not.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(row) => row.bytes,
+            Self::Hollow { bytes, .. } => *bytes,
+        }
+    }
+
+    /// The row with what was left out.
+    pub(super) fn filled(self, headers: Option<String>, payload: Vec<u8>) -> Fetched {
+        match self {
+            Self::Whole(row) => row,
+            Self::Hollow { stored, shard, wait, .. } => {
+                decoded(StoredRow { headers, payload, ..*stored }, shard, wait)
+            }
+        }
+    }
 }
 
 /// The row, if it holds an event: a `left join` gives one without when there is none, and a union can
