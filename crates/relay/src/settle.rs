@@ -236,7 +236,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use posthaste_core::store::{Position, Relay, RelayOrdering, ShardLease};
+    use posthaste_core::store::{Identity, Position, Relay, RelayOrdering, ShardLease};
     use uuid::Uuid;
 
     use super::*;
@@ -260,6 +260,7 @@ mod tests {
         let unsettled = (0..3).map(|shard| Unsettled {
             settlement: Settlement {
                 sequence: i64::from(shard) + 10,
+                identity: Identity::default(),
                 shard,
                 attempts: 0,
                 verdict: Verdict::Sent,

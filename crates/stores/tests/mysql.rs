@@ -9,7 +9,7 @@ use std::{
 use posthaste_core::{
     Event,
     store::{
-        Claim, Fence, Held, Inspect, Leases, Limit, Operate, Page, Position, Read, Relay,
+        Claim, Fence, Held, Identity, Inspect, Leases, Limit, Operate, Page, Position, Read, Relay,
         RelayOrdering, RowLease, Schema, Settle, Settlement, Verdict,
     },
 };
@@ -364,6 +364,7 @@ async fn a_row_of_another_language_gets_its_shard_when_it_first_fails() {
 
     let settlement = Settlement {
         sequence: row.sequence,
+        identity: row.identity,
         shard,
         attempts: 1,
         verdict: Verdict::Retry {
@@ -529,7 +530,13 @@ fn new_relay() -> Relay {
 }
 
 fn sent(sequence: i64, shard: u16) -> Settlement {
-    Settlement { sequence, shard, attempts: 0, verdict: Verdict::Sent }
+    Settlement {
+        sequence,
+        identity: Identity::default(),
+        shard,
+        attempts: 0,
+        verdict: Verdict::Sent,
+    }
 }
 
 fn sequences(page: &Page) -> Vec<i64> {

@@ -9,8 +9,8 @@ use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
-        Claim, Diagnose, Fence, Filter, Inspect, Leases, Level, Limit, Operate, Position, Read,
-        Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
+        Claim, Diagnose, Fence, Filter, Identity, Inspect, Leases, Level, Limit, Operate, Position,
+        Read, Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
@@ -252,7 +252,13 @@ async fn a_sequence_is_never_used_again_after_its_event_was_deleted() {
     let first = enqueue(&store, &[event("1")]).await[0];
     let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
     let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
-    let sent = Settlement { sequence: first, shard: 0, attempts: 0, verdict: Verdict::Sent };
+    let sent = Settlement {
+        sequence: first,
+        identity: Identity::default(),
+        shard: 0,
+        attempts: 0,
+        verdict: Verdict::Sent,
+    };
     store.settle(&fence, &[sent], false).await.unwrap();
     assert!(enqueue(&store, &[event("2")]).await[0] > first);
 }
@@ -289,8 +295,13 @@ async fn a_freed_event_that_is_discarded_frees_the_next_of_its_lane() {
     let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
     let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
     let key = events[0].key().unwrap();
-    let settle =
-        |sequence: i64, verdict: Verdict| Settlement { sequence, shard: 0, attempts: 1, verdict };
+    let settle = |sequence: i64, verdict: Verdict| Settlement {
+        sequence,
+        identity: Identity::default(),
+        shard: 0,
+        attempts: 1,
+        verdict,
+    };
     let held = || Verdict::Held { destination: "d".into(), key };
     let dead = Verdict::Dead { error: "no".into(), destination: "d".into(), parked: Some(key) };
     let batch =
@@ -340,8 +351,13 @@ async fn plans_use_the_indexes() {
     enqueue(&store, &[event("1"), event("2")]).await;
     let lease = store.acquire(&relay, &[0]).await.unwrap().remove(0);
     let fence = Fence::Shards { owner: relay.owner(), held: vec![lease.held] };
-    let settle =
-        |sequence: i64, verdict: Verdict| Settlement { sequence, shard: 0, attempts: 1, verdict };
+    let settle = |sequence: i64, verdict: Verdict| Settlement {
+        sequence,
+        identity: Identity::default(),
+        shard: 0,
+        attempts: 1,
+        verdict,
+    };
     let retry_verdict = Verdict::Retry {
         after: Duration::ZERO,
         error: "no".into(),

@@ -253,6 +253,7 @@ impl Statements {
 fn sent(row: &Fetched) -> Settlement {
     Settlement {
         sequence: row.sequence,
+        identity: row.identity,
         shard: row.shard,
         attempts: row.attempts,
         verdict: Verdict::Sent,

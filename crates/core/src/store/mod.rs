@@ -55,8 +55,8 @@ pub use self::{
     leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
     operate::{Operate, Purged, Selection},
     read::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
-        Wait,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, Identity, LaneKey, Limit, Page,
+        Position, Read, Wait,
     },
     schema::Schema,
     settle::{Fence, Held, Settle, SettleReport, Settlement, Verdict},

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 use crate::{Envelope, Key, Result};
 
@@ -70,11 +71,32 @@ impl Wait {
     }
 }
 
+/// Which event a number stands for, and which delivery of it. A number comes again when a table is
+/// truncated or a failover loses commits; a replay owes one more delivery of the same event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// The event's id; `None` when the row has none that is a UUID. Then the number alone counts.
+    pub id: Option<Uuid>,
+    /// How often the event has been replayed.
+    pub replay: u32,
+}
+
+impl Identity {
+    /// Of columns that hold the id as text. An id that is written in another way than with hyphens is not
+    /// compared: as text it would be another one.
+    pub fn of_text(id: &str, replay: i32) -> Self {
+        let id = Uuid::try_parse(id).ok().filter(|_| id.len() == 36);
+        Self { id, replay: replay.max(0) as u32 }
+    }
+}
+
 /// A row that was read.
 #[derive(Debug, Clone)]
 pub struct Fetched {
     /// Its place in the outbox.
     pub sequence: i64,
+    /// Which event it is.
+    pub identity: Identity,
     /// Its shard.
     pub shard: u16,
     /// Its ordering key; `None` when it is unordered.

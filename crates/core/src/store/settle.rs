@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::RowLease;
+use super::{Identity, RowLease};
 use crate::{Key, Result};
 
 /// A shard that a relay holds, and the epoch that fences it.
@@ -34,6 +34,9 @@ pub enum Fence {
 pub struct Settlement {
     /// Which event.
     pub sequence: i64,
+    /// Which event it was when it was read. Nothing is written when another one has its number by now, or
+    /// when it is replayed.
+    pub identity: Identity,
     /// Its shard.
     pub shard: u16,
     /// Failed attempts as an absolute number, so that writing it twice is harmless.
@@ -102,7 +105,8 @@ pub struct SettleReport {
 #[async_trait]
 pub trait Settle {
     /// Writes a batch, all or nothing but for what the fence refuses. Repeating a settle is
-    /// harmless. A settle never changes an event that is sent, dead or discarded already.
+    /// harmless. A settle never changes an event that is sent, dead or discarded already, nor one
+    /// whose [`Identity`] is another.
     /// With `keep_sent = false` delivered events are deleted instead of marked.
     async fn settle(
         &self,

@@ -407,7 +407,8 @@ impl Lanes {
             return;
         };
         entry.state = State::Undecided;
-        let (destination, key, lane) = (entry.destination, entry.identity(sequence), entry.lane);
+        let (destination, key, lane) =
+            (entry.destination, entry.key_or_number(sequence), entry.lane);
         let started = entry.started;
         let timed_out = matches!(outcome, Outcome::TimedOut { .. });
         let of = self.at(destination);
@@ -485,7 +486,7 @@ impl Lanes {
         let entry = |undecided: &Undecided| self.known.get(&undecided.sequence);
         let failed = || of.undecided.iter().filter(|undecided| undecided.outcome.is_some());
         let keys: BTreeSet<i64> =
-            failed().filter_map(|u| Some(entry(u)?.identity(u.sequence))).collect();
+            failed().filter_map(|u| Some(entry(u)?.key_or_number(u.sequence))).collect();
         failed().filter(|undecided| undecided.is_timeout()).any(|undecided| {
             let passed =
                 entry(undecided).is_some_and(|entry| of.breaker.hung.was_passed(entry.started));

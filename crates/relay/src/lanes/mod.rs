@@ -43,7 +43,7 @@ use std::{
 
 use posthaste_core::{
     Key,
-    store::{RowLease, Settlement, Verdict},
+    store::{Identity, RowLease, Settlement, Verdict},
 };
 
 use crate::{
@@ -183,6 +183,7 @@ pub struct Unsettled {
 /// What is known of an event in hand.
 #[derive(Debug)]
 struct Entry {
+    identity: Identity,
     shard: u16,
     destination: u16,
     lane: Option<LaneId>,
@@ -307,7 +308,7 @@ impl State {
 
 impl Entry {
     /// Its key, or its own number when it has none: whether two failures are of one key.
-    fn identity(&self, sequence: i64) -> i64 {
+    fn key_or_number(&self, sequence: i64) -> i64 {
         self.key.map_or(sequence, |key| key.0)
     }
 }
@@ -426,7 +427,13 @@ impl Lanes {
 
 fn unsettled(sequence: i64, entry: &Entry, verdict: Verdict) -> Unsettled {
     Unsettled {
-        settlement: Settlement { sequence, shard: entry.shard, attempts: entry.attempts, verdict },
+        settlement: Settlement {
+            sequence,
+            identity: entry.identity,
+            shard: entry.shard,
+            attempts: entry.attempts,
+            verdict,
+        },
         lease: entry.lease.clone(),
     }
 }

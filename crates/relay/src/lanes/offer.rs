@@ -130,8 +130,9 @@ impl Lanes {
         gate: Gate,
         now: Instant,
     ) -> Offered {
-        let Fetched { sequence, shard, key, attempts, wait, bytes, content } = row;
+        let Fetched { sequence, identity, shard, key, attempts, wait, bytes, content } = row;
         let entry = Entry {
+            identity,
             shard,
             destination,
             lane: lane_id,

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use posthaste_core::{
     Envelope,
-    store::{Fetched, Wait},
+    store::{Fetched, Identity, Wait},
     transport::Outcome,
 };
 
@@ -62,6 +62,7 @@ fn jiff_epoch() -> jiff::Timestamp {
 
 fn row(sequence: i64, key: u8) -> Fetched {
     Fetched {
+        identity: Identity::default(),
         sequence,
         shard: 0,
         key: Some(Key(i64::from(key))),

@@ -222,8 +222,9 @@ fn listing(tables: &Tables, template: &'static str, places: usize) -> AssertSqlS
     let mut list = "?, ".repeat(places);
     list.truncate(list.len() - 2);
     let statement = tables.sql(template).0;
+    let statement = statement.replace("{list}", &list);
     if !statement.contains("{sequences}") {
-        return AssertSqlSafe(statement.replace("{list}", &list));
+        return AssertSqlSafe(statement);
     }
     let rows = vec!["select cast(? as signed) as sequence"; places].join(" union all ");
     AssertSqlSafe(statement.replace("{sequences}", &format!("({rows})")))

@@ -5,7 +5,7 @@ use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
     key::derived_key,
-    store::{EventRecord, Fetched, Wait},
+    store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{Row, mysql::MySqlRow};
 use uuid::Uuid;
@@ -95,6 +95,7 @@ pub(super) fn fetched(row: &MySqlRow, shards: u16) -> sqlx::Result<Fetched> {
     let stored = stored(row)?;
     Ok(Fetched {
         sequence: stored.sequence,
+        identity: Identity::of_text(row.try_get_unchecked(1)?, stored.replay),
         shard: shard(row, &stored, shards)?,
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,

@@ -196,18 +196,28 @@ impl MySqlStore {
     }
 }
 
+/// Whether `e` is the event that was read: nothing else has an id of these, and a replay counts anew.
+macro_rules! same {
+    () => {
+        " (? or e.event_id in ({list})) and e.replay = ? and "
+    };
+}
+
 const SENT: &str = concat!(
-    "update {events} e
+    "update {events} e force index (primary)
     set e.sent_at = utc_timestamp(6), e.not_before = null, e.wait = null, e.lane = null,
         e.locked_by = null, e.locked_until = null
     where e.sequence in ({list}) and ",
+    same!(),
     unsettled!()
 );
 
 const SENT_AND_GONE: &str = concat!(
-    "delete e, a from {sequences} v straight_join {events} e on e.sequence = v.sequence
+    "delete e, a from {sequences} v
+    straight_join {events} e force index (primary) on e.sequence = v.sequence
     left join {attempts} a on a.sequence = e.sequence
     where ",
+    same!(),
     unsettled!()
 );
 
@@ -286,7 +296,9 @@ impl<'b> Setback<'b> {
 }
 
 /// One row of the table `v` that the statements join with.
-const SETBACK: &str = "select cast(? as signed) as sequence, cast(? as unsigned) as shard,
+const SETBACK: &str = "select cast(? as signed) as sequence,
+    cast(? as char character set ascii) as event, cast(? as signed) as replay,
+    cast(? as unsigned) as shard,
     cast(? as signed) as attempts, cast(? as signed) as after_micros, cast(? as char) as wait,
     cast(? as signed) as lane, cast(? as char) as destination, cast(? as char) as error,
     cast(? as signed) as dead";
@@ -305,7 +317,7 @@ const SET_BACK: &str = concat!(
         e.key_hash = coalesce(e.key_hash, v.shard),
         e.locked_by = case when v.wait = 'suspect' then e.locked_by end,
         e.locked_until = case when v.wait = 'suspect' then e.locked_until end
-    where ",
+    where (v.event is null or e.event_id = v.event and e.replay = v.replay) and ",
     unsettled!()
 );
 
@@ -313,7 +325,7 @@ const LIST_ATTEMPTS: &str = concat!(
     "insert into {attempts} (sequence, replay, attempt, at, relay, destination, error)
     select e.sequence, e.replay, v.attempts, utc_timestamp(6), ?, v.destination, v.error
     from ({setbacks}) v straight_join {events} e on e.sequence = v.sequence
-    where ",
+    where (v.event is null or e.event_id = v.event and e.replay = v.replay) and ",
     unsettled!(),
     " on duplicate key update id = id"
 );
@@ -326,13 +338,18 @@ impl MySqlStore {
         batch: &[&Settlement],
         keep_sent: bool,
     ) -> Result<()> {
-        let sequences = |verdict: &Verdict| -> Vec<i64> {
-            let same = batch.iter().filter(|settlement| settlement.verdict == *verdict);
-            same.map(|settlement| settlement.sequence).collect()
+        let of = |verdict: &Verdict| -> Vec<&Settlement> {
+            batch.iter().copied().filter(|settlement| settlement.verdict == *verdict).collect()
         };
         let delivered = if keep_sent { SENT } else { SENT_AND_GONE };
-        self.write_listed(connection, delivered, &sequences(&Verdict::Sent)).await?;
-        self.write_listed(connection, UNCLAIM, &sequences(&Verdict::Unclaimed)).await?;
+        self.write_sent(connection, delivered, of(&Verdict::Sent)).await?;
+        for unclaimed in of(&Verdict::Unclaimed).chunks(LIST) {
+            let mut query = sqlx::query(self.listing(UNCLAIM, unclaimed.len()));
+            for settlement in padded(unclaimed) {
+                query = query.bind(settlement.sequence);
+            }
+            query.execute(&mut *connection).await.map_err(failed("settling"))?;
+        }
         let setbacks: Vec<Setback<'_>> =
             batch.iter().filter_map(|settlement| Setback::of(settlement)).collect();
         for setbacks in setbacks.chunks(OUTCOMES) {
@@ -346,17 +363,27 @@ impl MySqlStore {
         Ok(())
     }
 
-    async fn write_listed(
+    async fn write_sent(
         &self,
         connection: &mut MySqlConnection,
         template: &'static str,
-        sequences: &[i64],
+        mut sent: Vec<&Settlement>,
     ) -> Result<()> {
-        for sequences in sequences.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(template, sequences.len()));
-            for sequence in padded(sequences) {
-                query = query.bind(sequence);
+        let replay = |settlement: &&Settlement| settlement.identity.replay;
+        if !sent.is_sorted_by_key(replay) {
+            sent.sort_by_key(replay);
+        }
+        let alike = sent.chunk_by(|one, next| replay(one) == replay(next));
+        for sent in alike.flat_map(|alike| alike.chunks(LIST)) {
+            let mut query = sqlx::query(self.listing(template, sent.len()));
+            for settlement in padded(sent) {
+                query = query.bind(settlement.sequence);
             }
+            query = query.bind(sent.iter().any(|settlement| settlement.identity.id.is_none()));
+            for settlement in padded(sent) {
+                query = query.bind(id(settlement));
+            }
+            query = query.bind(sent.first().map(replay));
             query.execute(&mut *connection).await.map_err(failed("settling"))?;
         }
         Ok(())
@@ -382,6 +409,8 @@ impl MySqlStore {
         for setback in setbacks {
             query = query
                 .bind(setback.settlement.sequence)
+                .bind(id(setback.settlement))
+                .bind(setback.settlement.identity.replay)
                 .bind(setback.settlement.shard)
                 .bind(setback.attempts)
                 .bind(setback.after)
@@ -394,6 +423,11 @@ impl MySqlStore {
         query.execute(connection).await.map_err(failed("settling"))?;
         Ok(())
     }
+}
+
+/// The event's id as its column holds it.
+fn id(settlement: &Settlement) -> Option<String> {
+    settlement.identity.id.map(|id| id.to_string())
 }
 
 /// The relay's owner text out of a claim's token, which adds the number of the claim.

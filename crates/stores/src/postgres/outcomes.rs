@@ -5,15 +5,16 @@ use std::{ops::Range, time::Duration};
 use posthaste_core::{
     Key,
     limits::cut_error,
-    store::{Settlement, Verdict},
+    store::{Identity, Settlement, Verdict},
 };
+use uuid::Uuid;
 
 use super::micros;
 
 /// A batch by what is to be written.
 #[derive(Default)]
 pub(super) struct Outcomes<'b> {
-    pub(super) sent: Vec<i64>,
+    pub(super) sent: Vec<(i64, Identity)>,
     pub(super) retry: Vec<Failure<'b>>,
     pub(super) dead: Vec<Failure<'b>>,
     pub(super) held: Vec<Failure<'b>>,
@@ -24,6 +25,8 @@ pub(super) struct Outcomes<'b> {
 /// An outcome other than sent.
 pub(super) struct Failure<'b> {
     pub(super) sequence: i64,
+    pub(super) id: Option<Uuid>,
+    pub(super) replay: i32,
     pub(super) attempts: i32,
     pub(super) after: i64,
     pub(super) wait: &'static str,
@@ -38,6 +41,8 @@ impl<'b> Outcomes<'b> {
         for event in batch {
             let failure = |destination, key: Option<Key>| Failure {
                 sequence: event.sequence,
+                id: event.identity.id,
+                replay: replay(event.identity),
                 attempts: i32::try_from(event.attempts).unwrap_or(i32::MAX),
                 after: 0,
                 wait: "retry",
@@ -46,7 +51,7 @@ impl<'b> Outcomes<'b> {
                 error: String::new(),
             };
             match &event.verdict {
-                Verdict::Sent => outcomes.sent.push(event.sequence),
+                Verdict::Sent => outcomes.sent.push((event.sequence, event.identity)),
                 Verdict::Retry { after, error, destination, key, replay } => {
                     outcomes.retry.push(Failure {
                         after: micros(*after).min(micros(LONGEST_WAIT)),
@@ -80,7 +85,13 @@ impl<'b> Outcomes<'b> {
     }
 }
 
-/// Events that lie close together: all from the first to the last, but for a gap and a few.
+/// How often the event was replayed, as its column holds it.
+pub(super) fn replay(identity: Identity) -> i32 {
+    i32::try_from(identity.replay).unwrap_or(i32::MAX)
+}
+
+/// Events that lie close together and were never replayed: all from the first to the last, but for a gap
+/// and a few.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) first: i64,
@@ -88,39 +99,42 @@ pub(super) struct Span {
     /// The longest stretch between them of which nothing is meant: mostly a batch that was sent
     /// before the last of these and is answered after it. Empty if there is none.
     pub(super) gap: Range<i64>,
-    /// What else lies between them and is not meant: others' events, and what is still under way.
-    pub(super) holes: Vec<i64>,
+    /// The ids of the events, in the order of their numbers, without the gap. What else lies between them
+    /// and is not meant, others' events and what is still under way, has the nil id.
+    pub(super) ids: Vec<Uuid>,
 }
 
 impl Span {
-    /// With more holes than this it is no span: each row is compared with all of them.
+    /// With more between them that is not meant it is no span: the walk over it costs time, too.
     const MOST_HOLES: usize = 64;
 
     /// The events as a span, if they are one. They come in no order.
-    pub(super) fn of(sequences: &[i64]) -> Option<Self> {
-        let (first, last) = (*sequences.iter().min()?, *sequences.iter().max()?);
+    pub(super) fn of(sent: &[(i64, Identity)]) -> Option<Self> {
+        let sequences = || sent.iter().map(|(sequence, _)| *sequence);
+        let (first, last) = (sequences().min()?, sequences().max()?);
         let width = usize::try_from(last.checked_sub(first)?).ok()?.checked_add(1)?;
-        let most_holes = Self::MOST_HOLES.min(sequences.len() / 2);
+        let most_holes = Self::MOST_HOLES.min(sent.len() / 2);
         // The gap is walked over as well: it is no longer than what is meant.
-        if width > 2 * sequences.len() + most_holes {
+        if width > 2 * sent.len() + most_holes {
             return None;
         }
-        let mut meant = vec![false; width];
-        for sequence in sequences {
-            meant[(sequence - first) as usize] = true;
+        let mut ids = vec![Uuid::nil(); width];
+        for (sequence, identity) in sent {
+            let id = identity.id.filter(|id| identity.replay == 0 && !id.is_nil())?;
+            ids[(sequence - first) as usize] = id;
         }
         let mut gap = 0..0;
         let mut start = 0;
-        for stretch in meant.chunk_by(|one, next| one == next) {
-            if !stretch[0] && stretch.len() > gap.len() {
+        for stretch in ids.chunk_by(|one, next| one.is_nil() == next.is_nil()) {
+            if stretch[0].is_nil() && stretch.len() > gap.len() {
                 gap = start..start + stretch.len();
             }
             start += stretch.len();
         }
-        let hole = |place: &usize| !meant[*place] && !gap.contains(place);
-        let holes: Vec<i64> = (0..width).filter(hole).map(|place| first + place as i64).collect();
+        ids.drain(gap.clone());
+        let holes = ids.iter().filter(|id| id.is_nil()).count();
         let gap = first + gap.start as i64..first + gap.end as i64;
-        (holes.len() <= most_holes).then_some(Self { first, last, gap, holes })
+        (holes <= most_holes).then_some(Self { first, last, gap, ids })
     }
 }
 
@@ -136,32 +150,54 @@ fn error_text(error: &str) -> String {
 mod tests {
     use super::*;
 
+    fn id(sequence: i64) -> Uuid {
+        Uuid::from_u128(sequence as u128 + 1_000)
+    }
+
+    fn span(sequences: &[i64]) -> Option<Span> {
+        let identity = |sequence| Identity { id: Some(id(sequence)), replay: 0 };
+        Span::of(&sequences.iter().map(|&one| (one, identity(one))).collect::<Vec<_>>())
+    }
+
+    fn holes(span: &Span) -> usize {
+        span.ids.iter().filter(|id| id.is_nil()).count()
+    }
+
     #[test]
     fn a_span_is_what_it_was_made_of() {
-        let span = Span::of(&[7, 3, 4, 10, 8, 11]).unwrap();
-        assert_eq!(span, Span { first: 3, last: 11, gap: 5..7, holes: vec![9] });
-        let one = Span { first: 5, last: 5, gap: 5..5, holes: Vec::new() };
-        assert_eq!(Span::of(&[5]).unwrap(), one);
+        let ids = vec![id(3), id(4), id(7), id(8), Uuid::nil(), id(10), id(11)];
+        let several = Span { first: 3, last: 11, gap: 5..7, ids };
+        assert_eq!(span(&[7, 3, 4, 10, 8, 11]).unwrap(), several);
+        let one = Span { first: 5, last: 5, gap: 5..5, ids: vec![id(5)] };
+        assert_eq!(span(&[5]).unwrap(), one);
     }
 
     #[test]
     fn a_batch_that_is_answered_later_is_a_gap() {
         let around: Vec<i64> = (1..=256).chain(513..=768).collect();
-        let span = Span::of(&around).unwrap();
-        assert_eq!((span.first, span.last, span.gap), (1, 768, 257..513));
-        assert_eq!(span.holes, Vec::<i64>::new());
+        let span = span(&around).unwrap();
+        assert_eq!((span.first, span.last, span.gap.clone()), (1, 768, 257..513));
+        assert_eq!((holes(&span), span.ids.len()), (0, 512));
     }
 
     #[test]
     fn what_lies_far_apart_is_no_span() {
-        assert_eq!(Span::of(&[]), None);
-        assert_eq!(Span::of(&[1, 7]), None);
-        assert_eq!(Span::of(&[i64::MIN, i64::MAX]), None);
+        assert_eq!(span(&[]), None);
+        assert_eq!(span(&[1, 7]), None);
+        assert_eq!(span(&[i64::MIN, i64::MAX]), None);
         let close: Vec<i64> = (0..1_000).filter(|n| n % 16 != 0).collect();
-        assert_eq!(Span::of(&close).unwrap().holes.len(), 61);
+        assert_eq!(holes(&span(&close).unwrap()), 61);
         let far: Vec<i64> = (0..1_000).filter(|n| n % 8 != 0).collect();
-        assert_eq!(Span::of(&far), None);
+        assert_eq!(span(&far), None);
         let two_gaps: Vec<i64> = (0..100).chain(200..300).chain(370..470).collect();
-        assert_eq!(Span::of(&two_gaps), None);
+        assert_eq!(span(&two_gaps), None);
+    }
+
+    #[test]
+    fn a_replay_or_an_unknown_id_is_no_part_of_a_span() {
+        let known = (1, Identity { id: Some(id(1)), replay: 0 });
+        for other in [Identity { id: Some(id(2)), replay: 1 }, Identity::default()] {
+            assert_eq!(Span::of(&[known, (2, other)]), None);
+        }
     }
 }

@@ -5,7 +5,7 @@ use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
     key::derived_key,
-    store::{EventRecord, Fetched, Wait},
+    store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{
     Decode, Encode, Postgres, Row, Type,
@@ -158,6 +158,7 @@ pub(super) fn fetched(row: &PgRow) -> sqlx::Result<Fetched> {
 fn decoded(stored: StoredRow, shard: u16, wait: Option<Wait>) -> Fetched {
     Fetched {
         sequence: stored.sequence,
+        identity: Identity { id: stored.event_id, replay: stored.replay.max(0) as u32 },
         shard,
         key: key(&stored),
         attempts: stored.attempts.max(0) as u32,

@@ -10,13 +10,13 @@ use std::collections::HashSet;
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
+    store::{Fence, Held, Identity, RowLease, Settle, SettleReport, Settlement, Verdict},
 };
 use sqlx::PgConnection;
 
 use super::{
     PostgresStore,
-    outcomes::{Failure, Outcomes, Span},
+    outcomes::{Failure, Outcomes, Span, replay},
 };
 use crate::failure::failed;
 
@@ -152,19 +152,33 @@ macro_rules! delete {
     };
 }
 
-/// The events `$4`, each by itself.
+/// The events `$4`, each by itself, as far as they are still those of the ids `$7` and replays `$8`, or have
+/// no id in `$7`. `is true` keeps the list a list: as a join it is planned badly as long as nobody has
+/// analysed the table.
 macro_rules! each {
     () => {
-        "e.sequence = any($4)"
+        "e.sequence = any($4) and (
+            ((e.sequence, e.event_id, e.replay) in (
+                select * from unnest($4::bigint[], $7::uuid[], $8::int[])
+            )) is true
+            or (e.sequence in (
+                select sequence from unnest($4::bigint[], $7::uuid[]) as u (sequence, id)
+                where id is null
+            )) is true
+        )"
     };
 }
 
-/// All events from `$7` to `$8` but those from `$9` to before `$10`, and `$4`: one walk along the index, where [`each`] starts at its root
-/// for every event, which is a quarter of the time of a mark (measured).
+/// The events from `$7` to `$8` but those from `$9` to before `$10`, each with its id at its place in `$4`:
+/// one walk along the index, where [`each`] starts at its root for every event, which is a quarter of the
+/// time of a mark (measured).
 macro_rules! span {
     () => {
         "e.sequence between $7 and $8 and (e.sequence < $9 or e.sequence >= $10)
-            and e.sequence <> all($4)"
+            and e.replay = 0
+            and e.event_id = ($4::uuid[])[(
+                e.sequence - $7 + 1 - case when e.sequence < $9 then 0 else $10 - $9 end
+            )::int]"
     };
 }
 
@@ -187,9 +201,10 @@ macro_rules! given {
     () => {
         concat!(
             "from unnest($4::bigint[], $5::int[], $6::bigint[], $7::text[], $8::bigint[],
-                $9::text[], $10::text[])
-                as t (sequence, attempts, after, wait, lane, destination, error)
+                $9::text[], $10::text[], $11::uuid[], $12::int[])
+                as t (sequence, attempts, after, wait, lane, destination, error, id, replay)
             where e.sequence = t.sequence and $3::text is not null
+              and (t.id is null or e.event_id = t.id and e.replay = t.replay)
               and (e.shard = any($1) or e.locked_by = $2) and ",
             unsettled!()
         )
@@ -247,10 +262,7 @@ impl PostgresStore {
 
         let statements = if keep_sent { MARK } else { DELETE };
         let span = Span::of(&outcomes.sent);
-        let (statement, events) = match &span {
-            Some(span) => (statements[1], &span.holes),
-            None => (statements[0], &outcomes.sent),
-        };
+        let statement = statements[usize::from(span.is_some())];
         let mut held = held.to_vec();
         held.sort_unstable();
         let shards: Vec<i32> = held.iter().map(|held| i32::from(held.shard)).collect();
@@ -265,15 +277,28 @@ impl PostgresStore {
             let query = sqlx::query_scalar(self.tables.sql(statement))
                 .bind(owner)
                 .bind(&shards)
-                .bind(&epochs)
-                .bind(events)
-                .bind(alone)
-                .bind(all_or_nothing);
+                .bind(&epochs);
             let query = match &span {
-                Some(Span { first, last, gap, .. }) => {
-                    query.bind(first).bind(last).bind(gap.start).bind(gap.end)
-                }
-                None => query,
+                Some(Span { first, last, gap, ids }) => query
+                    .bind(ids)
+                    .bind(alone)
+                    .bind(all_or_nothing)
+                    .bind(first)
+                    .bind(last)
+                    .bind(gap.start)
+                    .bind(gap.end),
+                None => query
+                    .bind(sequences(&outcomes.sent))
+                    .bind(alone)
+                    .bind(all_or_nothing)
+                    .bind(outcomes.sent.iter().map(|(_, identity)| identity.id).collect::<Vec<_>>())
+                    .bind(
+                        outcomes
+                            .sent
+                            .iter()
+                            .map(|&(_, identity)| replay(identity))
+                            .collect::<Vec<_>>(),
+                    ),
             };
             lease = query.fetch_one(&mut *connection).await.map_err(failed("settling"))?;
             if lease.len() == held.len() || lease.is_empty() {
@@ -351,7 +376,7 @@ impl PostgresStore {
         }
         sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
             .bind(&lease.token)
-            .bind(&outcomes.sent)
+            .bind(sequences(&outcomes.sent))
             .bind(alone)
             .fetch_all(connection)
             .await
@@ -469,6 +494,8 @@ impl PostgresStore {
             .bind(column(failures, |f| f.lane))
             .bind(column(failures, |f| f.destination))
             .bind(column(failures, |f| f.error.as_str()))
+            .bind(column(failures, |f| f.id))
+            .bind(column(failures, |f| f.replay))
             .fetch_all(connection)
             .await
             .map_err(failed("settling"))
@@ -512,6 +539,10 @@ impl PostgresStore {
         };
         Ok(missing.into_iter().filter(|event| !stands(event)).map(|event| event.sequence).collect())
     }
+}
+
+fn sequences(sent: &[(i64, Identity)]) -> Vec<i64> {
+    sent.iter().map(|(sequence, _)| *sequence).collect()
 }
 
 /// The relay's owner text out of a claim's token, which adds the number of the claim.

@@ -8,7 +8,7 @@ use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
     key::derived_key,
-    store::{EventRecord, Fetched, Wait},
+    store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{Column, Decode, Row, Sqlite, Type, sqlite::SqliteRow};
 use uuid::Uuid;
@@ -109,6 +109,10 @@ pub(super) fn fetched(row: &SqliteRow) -> sqlx::Result<Fetched> {
     let stored = stored(row);
     Ok(Fetched {
         sequence: row.try_get(0)?,
+        identity: stored.as_ref().map_or_else(
+            |_| Identity::default(),
+            |stored| Identity::of_text(row.try_get(1).unwrap_or_default(), stored.replay),
+        ),
         shard: 0,
         key: stored.as_ref().ok().and_then(key),
         attempts: attempts(row),

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use posthaste_core::{
     Key, Result,
     limits::cut_error,
-    store::{Fence, Held, RowLease, Settle, SettleReport, Settlement, Verdict},
+    store::{Fence, Held, Identity, RowLease, Settle, SettleReport, Settlement, Verdict},
 };
 use serde_json::{Value, json};
 use sqlx::SqliteConnection;
@@ -42,7 +42,7 @@ impl Settle for SqliteStore {
 /// A batch by what is to be written.
 #[derive(Default)]
 struct Outcomes {
-    sent: Vec<i64>,
+    sent: Vec<(i64, Identity)>,
     retry: Vec<Value>,
     dead: Vec<Value>,
     held: Vec<Value>,
@@ -56,13 +56,14 @@ impl Outcomes {
         for event in batch {
             let failure = |destination: &str, key: Option<Key>, error: &str| {
                 json!({
-                    "sequence": event.sequence, "attempts": event.attempts,
+                    "sequence": event.sequence, "id": event.identity.id,
+                    "replay": event.identity.replay, "attempts": event.attempts,
                     "lane": key.map(|key| key.0), "destination": destination,
                     "error": error_text(error),
                 })
             };
             match &event.verdict {
-                Verdict::Sent => outcomes.sent.push(event.sequence),
+                Verdict::Sent => outcomes.sent.push((event.sequence, event.identity)),
                 Verdict::Retry { after, error, destination, key, replay } => {
                     let mut retry = failure(destination, *key, error);
                     retry["after"] = micros(*after).into();
@@ -90,6 +91,21 @@ impl Outcomes {
 /// The error as it is kept: cut, and without the character at which most tools end a text.
 fn error_text(error: &str) -> String {
     cut_error(error).replace('\0', "")
+}
+
+/// Whether a row is the event that was read: nothing else has an id of these, and a replay counts anew.
+macro_rules! same {
+    () => {
+        "(?3 or event_id in (select value from json_each(?4))) and replay = ?5"
+    };
+}
+
+/// The same of one row `t`.
+macro_rules! same_as_t {
+    () => {
+        "(t.value ->> 'id' is null
+            or e.event_id = t.value ->> 'id' and e.replay = t.value ->> 'replay')"
+    };
 }
 
 /// The right under which rows are written.
@@ -169,7 +185,9 @@ impl SqliteStore {
                 destination = t.value ->> 'destination', last_error = t.value ->> 'error',
                 locked_by = null, locked_until = null
             from json_each(?1) t
-            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            where e.sequence = t.value ->> 'sequence' and ",
+            same_as_t!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
@@ -183,7 +201,9 @@ impl SqliteStore {
                 destination = t.value ->> 'destination', last_error = t.value ->> 'error',
                 locked_by = null, locked_until = null
             from json_each(?1) t
-            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            where e.sequence = t.value ->> 'sequence' and ",
+            same_as_t!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
@@ -192,7 +212,9 @@ impl SqliteStore {
             set not_before = ?3, wait = 'held', lane = t.value ->> 'lane',
                 destination = t.value ->> 'destination', locked_by = null, locked_until = null
             from json_each(?1) t
-            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            where e.sequence = t.value ->> 'sequence' and ",
+            same_as_t!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
@@ -204,7 +226,9 @@ impl SqliteStore {
             ", wait = t.value ->> 'wait', lane = t.value ->> 'lane',
                 destination = t.value ->> 'destination'
             from json_each(?1) t
-            where e.sequence = t.value ->> 'sequence' and (?2 is null or locked_by = ?2) and ",
+            where e.sequence = t.value ->> 'sequence' and ",
+            same_as_t!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
@@ -232,7 +256,7 @@ impl SqliteStore {
         &self,
         connection: &mut SqliteConnection,
         right: Right<'_>,
-        sent: &[i64],
+        sent: &[(i64, Identity)],
         keep_sent: bool,
     ) -> Result<Vec<i64>> {
         const MARK: &str = concat!(
@@ -240,25 +264,41 @@ impl SqliteStore {
             set sent_at = ",
             now!(),
             ", not_before = null, wait = null, lane = null, locked_by = null, locked_until = null
-            where sequence in (select value from json_each(?1))
-              and (?2 is null or locked_by = ?2) and ",
+            where sequence in (select value from json_each(?1)) and ",
+            same!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
         const DELETE: &str = concat!(
             "delete from {events}
-            where sequence in (select value from json_each(?1))
-              and (?2 is null or locked_by = ?2) and ",
+            where sequence in (select value from json_each(?1)) and ",
+            same!(),
+            " and (?2 is null or locked_by = ?2) and ",
             unsettled!(),
             " returning sequence"
         );
 
-        if keep_sent {
-            return self.write(connection, right, MARK, sent).await;
+        let mut sent = sent.to_vec();
+        sent.sort_by_key(|(_, identity)| identity.replay);
+        let mut written = Vec::new();
+        for alike in sent.chunk_by(|(_, one), (_, next)| one.replay == next.replay) {
+            let ids = alike.iter().filter_map(|(_, identity)| identity.id).map(|id| id.to_string());
+            let rows = sqlx::query_scalar(self.tables.sql(if keep_sent { MARK } else { DELETE }))
+                .bind(list(alike.iter().map(|(sequence, _)| *sequence)))
+                .bind(right.token)
+                .bind(alike.iter().any(|(_, identity)| identity.id.is_none()))
+                .bind(list(ids))
+                .bind(alike.first().map(|(_, identity)| identity.replay))
+                .fetch_all(&mut *connection)
+                .await
+                .map_err(failed("settling"))?;
+            written.extend::<Vec<i64>>(rows);
         }
-        let deleted = self.write(connection, right, DELETE, sent).await?;
-        self.forget_attempts(connection, &deleted).await?;
-        Ok(deleted)
+        if !keep_sent {
+            self.forget_attempts(connection, &written).await?;
+        }
+        Ok(written)
     }
 
     async fn write<T: Into<Value> + Clone>(

@@ -8,7 +8,9 @@ use std::{
 use jiff::Timestamp;
 use posthaste_core::{
     Event,
-    store::{Held, Leases, Relay, RelayOrdering, Schema, Settlement, ShardLease, Verdict},
+    store::{
+        Held, Identity, Leases, Relay, RelayOrdering, Schema, Settlement, ShardLease, Verdict,
+    },
 };
 use posthaste_stores::{Dialect, Tables, postgres::PostgresStore};
 use posthaste_testkit::tables;
@@ -274,7 +276,13 @@ pub fn event(id: &str) -> Event {
 }
 
 pub fn sent(sequence: i64, shard: u16) -> Settlement {
-    Settlement { sequence, shard, attempts: 0, verdict: Verdict::Sent }
+    Settlement {
+        sequence,
+        identity: Identity::default(),
+        shard,
+        attempts: 0,
+        verdict: Verdict::Sent,
+    }
 }
 
 pub fn sequences(rows: &[posthaste_core::store::Fetched]) -> Vec<i64> {

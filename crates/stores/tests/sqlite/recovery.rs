@@ -364,7 +364,7 @@ async fn assert_unlocked(store: &SqliteStore) {
 }
 
 fn settlement(sequence: i64, verdict: Verdict) -> Settlement {
-    Settlement { sequence, shard: 0, attempts: 1, verdict }
+    Settlement { sequence, identity: Identity::default(), shard: 0, attempts: 1, verdict }
 }
 
 fn source(error: &posthaste_core::Error) -> Option<String> {

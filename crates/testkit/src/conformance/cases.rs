@@ -159,6 +159,8 @@ macro_rules! store_conformance {
                 a_delivered_event_can_be_deleted
                 a_failed_event_waits_and_its_attempts_are_recorded
                 repeating_a_settle_is_harmless
+                another_event_under_the_number_is_not_settled
+                a_repeated_settle_does_not_swallow_a_replay
                 coming_back_later_burns_no_attempt
                 a_dead_event_is_kept_with_its_reason
                 a_parked_event_is_dead_and_blocks_its_lane

@@ -74,7 +74,7 @@ pub async fn attempts_of_an_earlier_life_are_kept<DB: Dialect>(subject: &Subject
     let row = enqueue_in_state(&outbox, &owner, &event(1), Status::Dead).await;
     let id = row.content.as_ref().unwrap().event.id();
     outbox.store.replay(&Selection::One(id)).await.unwrap();
-    owner.settle(&[dead(&row)]).await;
+    owner.settle(&[dead(&owner.read_due().await[0])]).await;
     let attempts = outbox.store.attempts(row.sequence).await.unwrap();
     assert_eq!(attempts.iter().map(|one| one.attempt).collect::<Vec<_>>(), [1, 1]);
 }

@@ -190,7 +190,13 @@ impl Owner {
 
 /// The outcome of one event.
 pub(super) fn settlement(row: &Fetched, attempts: u32, verdict: Verdict) -> Settlement {
-    Settlement { sequence: row.sequence, shard: row.shard, attempts, verdict }
+    Settlement {
+        sequence: row.sequence,
+        identity: row.identity,
+        shard: row.shard,
+        attempts,
+        verdict,
+    }
 }
 
 /// Delivered, all of them.

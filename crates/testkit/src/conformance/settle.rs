@@ -179,6 +179,72 @@ pub async fn repeating_a_settle_is_harmless<DB: Dialect>(subject: &Subject<DB>) 
     assert_eq!((record.status, record.attempts), (Status::Retry, 2));
 }
 
+/// A settle names the event, not only its number: another event that has the number by now is left alone.
+pub async fn another_event_under_the_number_is_not_settled<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(6)).await;
+    let mut owner = outbox.owner().await;
+    let mut rows = owner.poll().await;
+    // One of them is as it was read: it is settled, and its neighbours are not.
+    for row in &mut rows[..5] {
+        row.identity.id = Some(Uuid::now_v7());
+    }
+    for others in [
+        sent(&rows),
+        rows[..5].iter().map(|row| retry(row, 3, HOUR)).collect(),
+        rows[..5].iter().map(dead).collect(),
+        rows[..5].iter().map(held).collect(),
+        rows[..5].iter().map(|row| suspect(row, 2)).collect(),
+    ] {
+        owner.settle(&others).await;
+        for enqueued in &enqueued[..5] {
+            let record = outbox.record(enqueued.id).await;
+            let left = (record.status, record.attempts, record.wait);
+            assert_eq!(left, (Status::New, 0, None), "{others:?}");
+            assert!(outbox.store.attempts(enqueued.sequence).await.unwrap().is_empty());
+        }
+        assert_eq!(outbox.record(enqueued[5].id).await.status, Status::Sent);
+    }
+    let fence = owner.fence();
+    outbox.store.settle(&fence, &sent(&rows[..5]), false).await.unwrap();
+    // Far apart they are written in another way.
+    outbox.store.settle(&fence, &sent(&[rows[0].clone(), rows[4].clone()]), true).await.unwrap();
+    for enqueued in &enqueued[..5] {
+        assert_eq!(outbox.record(enqueued.id).await.status, Status::New);
+    }
+}
+
+/// A settle whose answer was lost is repeated. What an operator replayed in between is still to be sent.
+pub async fn a_repeated_settle_does_not_swallow_a_replay<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(4)).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let mut batch = sent(&rows[..3]);
+    batch.push(dead(&rows[3]));
+    owner.settle(&batch).await;
+    for replayed in [1, 3] {
+        let one = Selection::One(enqueued[replayed].id);
+        assert_eq!(outbox.store.replay(&one).await.unwrap(), 1);
+    }
+    for batch in [&batch[..], &batch[1..2], &batch[3..]] {
+        owner.settle(batch).await;
+        for replayed in [1, 3] {
+            let record = outbox.record(enqueued[replayed].id).await;
+            assert_eq!(record.wait, Some(Wait::Replay), "{batch:?}");
+            assert!(!matches!(record.status, Status::Sent | Status::Dead));
+        }
+    }
+    // The replay's own outcome counts.
+    let due = owner.read_due().await;
+    assert_eq!(sequences(&due), [enqueued[1].sequence, enqueued[3].sequence]);
+    assert!(due.iter().all(|row| row.identity.replay == 1));
+    owner.settle(&sent(&due)).await;
+    for enqueued in &enqueued {
+        assert_eq!(outbox.record(enqueued.id).await.status, Status::Sent);
+    }
+}
+
 /// A destination that asks to come back later burns no attempt.
 pub async fn coming_back_later_burns_no_attempt<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
