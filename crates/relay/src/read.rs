@@ -271,7 +271,12 @@ impl Driver {
         self.lanes.asked();
         match blocked {
             Ok(blocked) => self.lanes.reconcile(read, asked, &blocked),
-            Err(error) => self.database_failed("looking at blocked lanes", &error),
+            Err(error) => {
+                self.database_failed("looking at blocked lanes", &error);
+                if error.kind() == ErrorKind::Moved {
+                    self.moved(&error);
+                }
+            }
         }
         self.lanes.read_merged(read);
     }
@@ -305,7 +310,11 @@ impl Driver {
             Ok(page) => page,
             Err(error) => {
                 survey.not_before = now + RETRY_PAUSE;
-                return self.database_failed("reading blocked lanes", &error);
+                self.database_failed("reading blocked lanes", &error);
+                if error.kind() == ErrorKind::Moved {
+                    self.moved(&error);
+                }
+                return;
             }
         };
         survey.after = page.more;

@@ -1,6 +1,6 @@
 //! Within a lease, a standby that lacks the last commits becomes the primary. It gives out the lost sequence
 //! numbers and transaction ids again before the relay reaches it. The relay delivers every event that the
-//! new primary has, and marks none sent that it did not deliver.
+//! new primary has, and marks none sent that it did not deliver. The same on PostgreSQL and MariaDB.
 //!
 //! ```text
 //! primary   settled | lost: delivered … | lost: in flight | killed
@@ -10,9 +10,13 @@
 //!
 //! The judge is outside the databases: the ids that the transport was given, and those that were committed.
 
+mod crash;
+
 mod forwarder;
 
-mod servers;
+mod reads;
+
+mod replicated;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,21 +28,22 @@ use async_trait::async_trait;
 use posthaste::{
     Dialect, Envelope, Outbox,
     relay::{Config, Housekeeping, Relay},
-    store::RelayOrdering,
+    store::{Filter, RelayOrdering},
     stores::Tables,
     transport::{Outcome, Transport},
 };
 use posthaste_harness::fixture::{event, nightly, seed};
 use posthaste_testkit::{tables, wait};
-use sqlx::{PgPool, Postgres};
+use sqlx::{MySql, Pool, Postgres};
 use tokio::sync::watch;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use uuid::Uuid;
 
 use self::{
     forwarder::Forwarder,
-    servers::{Place, Server, url},
+    replicated::{Pair, Replicated},
 };
+use crate::servers::{Engine, Place};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -52,21 +57,41 @@ const IN_FLIGHT: &str = "InFlight";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_within_the_lease_to_a_standby_that_lost_commits_loses_nothing_else() {
+    fail_over::<Postgres>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_of_mariadb_to_a_replica_that_lost_commits_loses_nothing_else() {
+    fail_over::<MySql>().await;
+}
+
+async fn fail_over<DB: Replicated>() {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     let log = tracing_subscriber::fmt().with_env_filter(filter.from_env_lossy()).with_ansi(false);
     let _ = log.with_test_writer().try_init();
     let mut random = fastrand::Rng::with_seed(seed());
-    let software = ["POSTHASTE_TEST_POSTGRES_SERVER", "POSTHASTE_TEST_POSTGRES_18_SERVER"];
     for round in 0..if nightly() { 20 } else { 3 } {
         let failover = Failover {
-            software: software[round % 2],
+            software: DB::SOFTWARE[round % DB::SOFTWARE.len()],
+            successor: DB::SUCCESSORS[(round + round / 3) % DB::SUCCESSORS.len()],
             relays: [Relays::One, Relays::Two, Relays::Joining][round % 3],
             ordering: if round % 4 == 3 { RelayOrdering::Global } else { RelayOrdering::PerKey },
             open_after: Duration::from_millis(random.u64(..3_000)),
         };
         println!("round {round}: {failover:?}");
-        failover.run().await;
+        failover.run::<DB>().await;
     }
+}
+
+/// Who takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Successor {
+    /// A server at another address.
+    Standby,
+    /// One that was started in the same second and reports the same host and port.
+    Twin,
+    /// The primary itself, restarted with the data of the standby.
+    Restored,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +106,7 @@ enum Relays {
 #[derive(Debug)]
 struct Failover {
     software: &'static str,
+    successor: Successor,
     relays: Relays,
     ordering: RelayOrdering,
     /// Events that were in flight at the failover are delivered so long after the relays have reached the
@@ -89,19 +115,19 @@ struct Failover {
 }
 
 impl Failover {
-    async fn run(self) {
+    async fn run<DB: Replicated>(self) {
         let begun = Instant::now();
         let place = Place::new(self.software);
-        let primary = place.primary().await;
-        let link = Forwarder::to(primary.port).await;
-        let standby = place.standby(link.port).await;
-        let entrance = Forwarder::to(primary.port).await;
+        let Pair { primary, link, standby } =
+            DB::pair(&place, self.successor == Successor::Twin).await;
+        let entrance = Forwarder::to(primary.address).await;
         let tables = tables::unique("failover");
-        let store = Postgres::store(primary.pool.clone(), tables.clone());
+        let store = DB::store(primary.pool.clone(), tables.clone());
         store.migrate(None).await.expect("the outbox cannot be made");
 
         let recorder = Recorder::default();
-        let start = async |name| relay(name, self.ordering, &entrance, &tables, &recorder).await;
+        let start =
+            async |name| relay::<DB>(name, self.ordering, &entrance, &tables, &recorder).await;
         let mut relays = vec![start("first").await];
         if self.relays == Relays::Two {
             relays.push(start("second").await);
@@ -116,46 +142,49 @@ impl Failover {
 
         // These reach the standby.
         let mut writer = Writer { tables: &tables, written: 0 };
-        let kept = writer.write(&primary, "Kept", 4 * KEYS).await;
+        let kept = writer.write(&primary.pool, "Kept", 4 * KEYS).await;
         recorder.until_delivered(&kept).await;
         wait::asked("the standby to have them", async || {
-            rows(&standby.pool, &tables).await.len() == kept.len()
+            written(&standby.pool, &tables).await == kept.len()
         })
         .await;
         if self.relays == Relays::Joining {
             relays.push(start("second").await);
-            wait::asked("the standby to know it", async || known(&standby, &tables).await == 2)
-                .await;
+            wait::asked("the standby to know it", async || {
+                known(&standby.pool, &tables).await == 2
+            })
+            .await;
         }
         link.cut();
         // These do not.
-        let mut lost = writer.write(&primary, "Lost", 3 * KEYS).await;
+        let mut lost = writer.write(&primary.pool, "Lost", 3 * KEYS).await;
         recorder.until_delivered(&lost).await;
-        lost.extend(writer.write(&primary, IN_FLIGHT, KEYS).await);
+        lost.extend(writer.write(&primary.pool, IN_FLIGHT, KEYS).await);
         let in_flight = if self.is_global() { 1 } else { KEYS };
         wait::asked("publishes", async || recorder.in_flight() == in_flight).await;
-        let last_xid = next_xid(&primary.pool).await;
-        primary.kill();
+        let last_transaction = DB::last_transaction(&primary.pool).await;
         entrance.cut();
+        let standby = if self.successor == Successor::Restored {
+            DB::restore(&place, primary, standby).await
+        } else {
+            primary.kill();
+            standby
+        };
 
-        let promoted: bool = sqlx::query_scalar("select pg_promote(true, 30)")
-            .fetch_one(&standby.pool)
-            .await
-            .expect("the standby was not promoted");
-        assert!(promoted, "the standby was not promoted in time");
-        others(&standby.pool).await;
-        let reused = writer.write(&standby, "Reused", 4 * KEYS).await;
-        let xid = next_xid(&standby.pool).await;
+        DB::promote(&standby.pool).await;
+        DB::others(&standby.pool).await;
+        let reused = writer.write(&standby.pool, "Reused", 4 * KEYS).await;
+        let transaction = DB::last_transaction(&standby.pool).await;
         let failed_over = begun.elapsed();
 
         let switched = Instant::now();
-        entrance.switch(standby.port);
+        entrance.switch(standby.address);
         let open = async {
             tokio::time::sleep(self.open_after).await;
             recorder.open.send_replace(true);
         };
         let later = async {
-            let later = writer.write(&standby, "Later", KEYS).await;
+            let later = writer.write(&standby.pool, "Later", KEYS).await;
             [kept.clone(), reused.clone(), later].concat()
         };
         let ((), committed) = tokio::join!(open, later);
@@ -176,7 +205,10 @@ impl Failover {
                 for relay in &relays {
                     println!("{}: {:?}", relay.name(), relay.stats());
                 }
-                panic!("not delivered in time: {missing:?}; {:?}", owners(&standby, &tables).await);
+                panic!(
+                    "not delivered in time: {missing:?}; {:?}",
+                    owners(&standby.pool, &tables).await
+                );
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -194,7 +226,10 @@ impl Failover {
         let numbers: HashSet<i64> = lost.iter().map(|(_, sequence)| *sequence).collect();
         let again = reused.iter().filter(|(_, sequence)| numbers.contains(sequence)).count();
         assert!(lost.len() >= 100 && again >= KEYS, "{again} of {} numbers again", lost.len());
-        assert!(xid > last_xid, "transaction ids up to {xid} again, up to {last_xid} before");
+        assert!(
+            transaction > last_transaction,
+            "transactions up to {transaction} again, up to {last_transaction} before"
+        );
         println!(
             "failover after {failed_over:?}; {} lost, {again} numbers again; \
              all {} sent {took:?} after the switch, {} deliveries in all",
@@ -209,14 +244,14 @@ impl Failover {
     }
 }
 
-async fn relay(
+async fn relay<DB: Engine>(
     name: &str,
     ordering: RelayOrdering,
     through: &Forwarder,
     tables: &Tables,
     to: &Recorder,
 ) -> Relay {
-    let pool = PgPool::connect_lazy(&url(through.port)).expect("a URL");
+    let pool = Pool::<DB>::connect_lazy(&DB::url(through.address)).expect("a URL");
     let config = Config {
         name: name.to_owned(),
         ordering,
@@ -226,30 +261,10 @@ async fn relay(
         housekeeping: Housekeeping { purge_interval: None, ..Housekeeping::default() },
         ..Config::default()
     };
-    let store = Postgres::store(pool, tables.clone());
+    let store = DB::store(pool, tables.clone());
     let relay = Relay::new(store, Arc::new(to.clone()), config).expect("a relay");
     relay.start().await.expect("the relay does not start");
     relay
-}
-
-/// Small transactions of somebody else, more than were lost.
-async fn others(pool: &PgPool) {
-    const TRAFFIC: &str = "
-        do $$ begin
-            for n in 1..3000 loop
-                insert into traffic values (n);
-                commit;
-            end loop;
-        end $$";
-
-    sqlx::raw_sql("create table traffic (n int)").execute(pool).await.expect("a table");
-    sqlx::raw_sql(TRAFFIC).execute(pool).await.expect("traffic");
-}
-
-async fn next_xid(pool: &PgPool) -> i64 {
-    const NEXT: &str = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
-
-    sqlx::query_scalar(NEXT).fetch_one(pool).await.expect("a transaction id")
 }
 
 /// Writes events, the keys in turn.
@@ -260,14 +275,19 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     /// In transactions of 10. Gives the ids and sequences that were committed.
-    async fn write(&mut self, to: &Server, kind: &str, count: usize) -> Vec<(Uuid, i64)> {
-        let outbox = Outbox::<Postgres>::new(self.tables.name().clone());
+    async fn write<DB: Dialect>(
+        &mut self,
+        to: &Pool<DB>,
+        kind: &str,
+        count: usize,
+    ) -> Vec<(Uuid, i64)> {
+        let outbox = Outbox::<DB>::new(self.tables.name().clone());
         let mut committed = Vec::new();
         while committed.len() < count {
             let numbers = self.written..self.written + 10;
             self.written = numbers.end;
             let events = numbers.map(|n| event(kind, &format!("k{}", n % KEYS))).collect();
-            let mut transaction = to.pool.begin().await.expect("no transaction");
+            let mut transaction = to.begin().await.expect("no transaction");
             let enqueued = outbox.enqueue_all(&mut transaction, events).await;
             let enqueued = enqueued.expect("enqueue failed");
             transaction.commit().await.expect("commit failed");
@@ -285,34 +305,42 @@ struct Row {
     sent: bool,
 }
 
-async fn rows(pool: &PgPool, tables: &Tables) -> Vec<Row> {
-    const ROWS: &str = "
-        select sequence, event_id::text, aggregate_id, sent_at is not null
-        from {events} order by sequence";
+async fn rows<DB: Dialect>(on: &Pool<DB>, tables: &Tables) -> Vec<Row> {
+    let store = DB::store(on.clone(), tables.clone());
+    let mut rows = Vec::new();
+    let mut before = None;
+    loop {
+        let page = store.events(&Filter::default(), before, 500).await.expect("events");
+        rows.extend(page.events.into_iter().map(|event| Row {
+            sequence: event.sequence,
+            id: event.event_id.expect("an id"),
+            key: event.content.expect("an event").event.aggregate_id().unwrap_or("").to_owned(),
+            sent: event.sent_at.is_some(),
+        }));
+        before = page.next;
+        if before.is_none() {
+            rows.reverse();
+            return rows;
+        }
+    }
+}
 
-    let rows: Vec<(i64, String, String, bool)> =
-        sqlx::query_as(tables.sql(ROWS)).fetch_all(pool).await.expect("events cannot be read");
-    rows.into_iter()
-        .map(|(sequence, id, key, sent)| Row {
-            sequence,
-            id: id.parse().expect("an id"),
-            key,
-            sent,
-        })
-        .collect()
+/// How many events a standby has. The outbox reaches it after the primary.
+async fn written<DB: Dialect>(on: &Pool<DB>, tables: &Tables) -> usize {
+    let store = DB::store(on.clone(), tables.clone());
+    let page = store.events(&Filter::default(), None, 500).await;
+    page.map_or(0, |page| page.events.len())
 }
 
 /// How many relays have sent a heartbeat.
-async fn known(on: &Server, tables: &Tables) -> i64 {
-    const RELAYS: &str = "select count(*) from {relays}";
-
-    let count = sqlx::query_scalar(tables.sql(RELAYS)).fetch_one(&on.pool).await;
-    count.expect("the relays cannot be counted")
+async fn known<DB: Dialect>(on: &Pool<DB>, tables: &Tables) -> usize {
+    let store = DB::store(on.clone(), tables.clone());
+    store.relays().await.expect("the relays cannot be read").len()
 }
 
 /// How many shards each relay owns, by its name.
-async fn owners(on: &Server, tables: &Tables) -> BTreeMap<Option<String>, usize> {
-    let store = Postgres::store(on.pool.clone(), tables.clone());
+async fn owners<DB: Dialect>(on: &Pool<DB>, tables: &Tables) -> BTreeMap<Option<String>, usize> {
+    let store = DB::store(on.clone(), tables.clone());
     let mut owners = BTreeMap::new();
     for shard in store.shards().await.expect("the shards cannot be read") {
         *owners.entry(shard.locked_by).or_default() += 1;

@@ -13,6 +13,8 @@ mod paused;
 
 mod poison;
 
+mod servers;
+
 mod shares;
 
 mod swallowed;

@@ -5,7 +5,8 @@
 //! stamped with it when it is made. Whoever takes shards first in a new life writes it into the table
 //! `{life}`, with its first epoch. A lease counts only from that epoch on, and only in that life: settles,
 //! renewals and releases ask for both in the statement that locks the leases, so that nothing of the life
-//! before is written any more. And a reader whose position carries another life is told so.
+//! before is written any more. And a reader whose position carries another life is told so, as is one
+//! without a position when shards were taken in another life.
 
 use std::sync::{Arc, PoisonError};
 
@@ -78,6 +79,22 @@ impl MySqlStore {
         let mut session = self.sessions.take(doing).await?;
         let life = self.stamp(&mut session, doing).await?;
         Ok(Stamped { session, life })
+    }
+
+    /// A connection to the server on which shards were taken last, for a read that has no position to
+    /// tell: the rows of another server are not what the lanes know.
+    pub(super) async fn reading_session(&self, doing: &'static str) -> Result<Stamped> {
+        let session = self.session(doing).await?;
+        self.still_lives(&session, doing)?;
+        Ok(session)
+    }
+
+    pub(super) fn still_lives(&self, session: &Stamped, doing: &str) -> Result<()> {
+        let taken_in = self.taken_in.lock().unwrap_or_else(PoisonError::into_inner);
+        match taken_in.as_ref() {
+            Some(taken_in) if !is_same(taken_in, &session.life) => Err(moved(doing)),
+            _ => Ok(()),
+        }
     }
 
     /// Gives this one another connection.
@@ -172,6 +189,8 @@ impl MySqlStore {
             Some(written) if is_same(&written, &session.life) => {
                 session.life = written.into();
                 self.live_in(&session.life);
+                let mut taken_in = self.taken_in.lock().unwrap_or_else(PoisonError::into_inner);
+                *taken_in = Some(Arc::clone(&session.life));
                 Ok(())
             }
             _ => Err(moved(DOING)),

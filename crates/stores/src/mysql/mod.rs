@@ -109,6 +109,8 @@ pub struct MySqlStore {
     shards: Arc<OnceLock<u16>>,
     /// The life of the server that this store works in.
     life: Arc<Mutex<Option<Arc<str>>>>,
+    /// The life in which it has taken shards last.
+    taken_in: Arc<Mutex<Option<Arc<str>>>>,
     /// Which numbers were missing, and have appeared. Locked for moments only.
     tracker: Arc<Mutex<Tracker>>,
     /// Held by the one read that looks on from the tracker's frontier.
@@ -147,6 +149,7 @@ impl MySqlStore {
             claim_style: Arc::default(),
             shards: Arc::default(),
             life: Arc::default(),
+            taken_in: Arc::default(),
             tracker: Arc::new(Mutex::new(Tracker::new(""))),
             looking: Arc::default(),
             average: Arc::default(),

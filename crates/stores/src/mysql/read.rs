@@ -133,7 +133,7 @@ impl Read for MySqlStore {
         if shards.is_empty() {
             return Ok(Due { rows: Vec::new(), more: None, next: None });
         }
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let limit = self.fewer(limit);
         let query = bind_shards(sqlx::query(self.listing(DUE, shards.len())), shards)
             .bind(after.is_none())
@@ -202,7 +202,7 @@ impl Read for MySqlStore {
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
         const DOING: &str = "reading held events";
 
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let limit = self.fewer(limit);
         let query = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
@@ -216,7 +216,7 @@ impl Read for MySqlStore {
     async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {
         const DOING: &str = "reading what blocks lanes";
 
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let limit = self.fewer(limit);
         let query = sqlx::query(self.tables.sql(BLOCKERS)).bind(limit.rows as u64);
         let found = self.page(&mut session, query, limit, DOING).await?;
@@ -233,7 +233,7 @@ impl Read for MySqlStore {
         const DOING: &str = "reading blocked lanes";
 
         let count = self.shard_count().await?;
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let first = LaneKey { key: Key(i64::MIN), destination: String::new() };
         let after = after.unwrap_or(&first);
         let found: Vec<(String, i64, bool, bool)> = sqlx::query_as(self.tables.sql(BLOCKED))
@@ -256,7 +256,7 @@ impl Read for MySqlStore {
     async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>> {
         const DOING: &str = "looking at blocked lanes";
 
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let mut still = Vec::new();
         for lanes in lanes.chunks(LANES) {
             let places = lanes.len().next_power_of_two();

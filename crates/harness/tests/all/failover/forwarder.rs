@@ -1,6 +1,6 @@
 //! A TCP address whose target can be changed or taken away, like that of a cluster's primary.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::{
     io::copy_bidirectional,
@@ -9,25 +9,25 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Forwards connections to a port of this machine.
+/// Forwards connections to another address.
 pub(super) struct Forwarder {
-    pub(super) port: u16,
+    pub(super) address: SocketAddr,
     /// Whoever changes it cuts the connections that are open.
-    target: watch::Sender<Option<u16>>,
+    target: watch::Sender<Option<SocketAddr>>,
     accepting: JoinHandle<()>,
 }
 
 impl Forwarder {
-    pub(super) async fn to(target: u16) -> Self {
+    pub(super) async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
+        let address = listener.local_addr().expect("an address");
         let target = watch::Sender::new(Some(target));
         let accepting = tokio::spawn(accept(listener, target.clone()));
-        Self { port, target, accepting }
+        Self { address, target, accepting }
     }
 
-    /// Cuts all connections. New ones go to this port.
-    pub(super) fn switch(&self, target: u16) {
+    /// Cuts all connections. New ones go to this address.
+    pub(super) fn switch(&self, target: SocketAddr) {
         self.target.send_replace(Some(target));
     }
 
@@ -44,13 +44,13 @@ impl Drop for Forwarder {
     }
 }
 
-async fn accept(listener: TcpListener, target: watch::Sender<Option<u16>>) {
+async fn accept(listener: TcpListener, target: watch::Sender<Option<SocketAddr>>) {
     while let Ok((mut client, _)) = listener.accept().await {
         let mut target = target.subscribe();
-        let Some(port) = *target.borrow_and_update() else { continue };
+        let Some(address) = *target.borrow_and_update() else { continue };
         tokio::spawn(async move {
             let forward = async {
-                if let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
+                if let Ok(mut server) = TcpStream::connect(address).await {
                     let _ = copy_bidirectional(&mut client, &mut server).await;
                 }
             };
