@@ -1,24 +1,30 @@
 //! Budget: how many bytes of events a relay has in memory, and how many more it may read.
 //!
 //! An event is charged when it is read, for every copy that its way can take: the decoded event, the
-//! message that a transport makes of it, and what the broker's client keeps of that until it is
-//! acknowledged. The charge is given back when the event has left the memory, wherever that happens: it is
-//! dropped with what is known of the event. A page is read as raw rows first, so it may take an eighth of
-//! the budget only.
+//! message that a transport makes of it, what the broker's client makes of that message, and what stands in
+//! the buffer of its connection. The charge is given back when the event has left the memory, wherever that
+//! happens: it is dropped with what is known of the event. A page is charged from the start of its read until
+//! its events are: several reads can be under way, and none of them may count on the same room. A page takes
+//! an eighth of the budget at most; where several of a kind are read at the same time, each takes less.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Copies of an event on its way: decoded, as a message, in the queue of the broker's client.
-const COPIES: usize = 3;
+/// Copies of an event on its way: decoded, as a message, packed by the broker's client, in the buffer of its
+/// connection. Redis has all four.
+const COPIES: usize = 4;
 
 /// What an event takes besides its payload and headers.
 const OVERHEAD: usize = 512;
 
-/// A page with less room is not worth reading: it would be one of many.
-const LEAST_PAGE: usize = 64;
+/// Which part of the budget one page may take, and one publish.
+const PAGE: usize = 8;
+
+/// Which part a page may take where several are read at the same time. One with less room is not worth
+/// reading: it would be one of many.
+const SMALL_PAGE: usize = 64;
 
 /// The bytes of all events in memory, and their limit.
 #[derive(Debug, Clone)]
@@ -67,12 +73,31 @@ impl Budget {
     /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
     /// nothing in memory one event may always come, however large it is.
     pub(crate) fn page(&self) -> Option<usize> {
+        self.part(PAGE)
+    }
+
+    /// The same for a page that is one of several.
+    pub(crate) fn small_page(&self) -> Option<usize> {
+        self.part(SMALL_PAGE)
+    }
+
+    fn part(&self, part: usize) -> Option<usize> {
         let used = self.used();
         let room = self.limit.saturating_sub(used) / COPIES;
-        if used > 0 && room < self.limit / LEAST_PAGE {
+        if used > 0 && room < self.limit / SMALL_PAGE {
             return None;
         }
-        Some(room.min(self.limit / 8).max(1))
+        Some(room.min(self.limit / part).max(1))
+    }
+
+    /// Takes a page of so many bytes into account, until its events are.
+    pub(crate) fn reserve(&self, bytes: usize) -> Charge {
+        self.charge(bytes.min(self.limit), &Share::default())
+    }
+
+    /// How many bytes of payloads one publish may have: a client keeps the buffer that the largest needed.
+    pub(crate) fn publish(&self) -> usize {
+        self.limit / PAGE
     }
 }
 
@@ -92,16 +117,33 @@ mod tests {
         let budget = Budget::new(64_000);
         assert_eq!(budget.page(), Some(8_000));
         let first = budget.charge(10_000, &Share::default());
-        assert_eq!(budget.used(), 30_512);
-        assert_eq!(budget.page(), Some(8_000));
-        let second = budget.charge(9_900, &Share::default());
-        assert_eq!(budget.page(), Some(1092));
+        assert_eq!(budget.used(), 40_512);
+        assert_eq!(budget.page(), Some(5_872));
+        let second = budget.charge(4_700, &Share::default());
+        assert_eq!(budget.page(), Some(1_044));
         let third = budget.charge(100, &Share::default());
         assert_eq!(budget.page(), None, "so little is not worth a read");
         drop((first, third));
         assert_eq!(budget.page(), Some(8_000));
         drop(second);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn pages_that_are_read_at_the_same_time_do_not_count_on_the_same_room() {
+        let budget = Budget::new(64_000);
+        let pages: Vec<Charge> = std::iter::from_fn(|| {
+            let bytes = budget.page()?;
+            Some(budget.reserve(bytes))
+        })
+        .collect();
+        assert_eq!(pages.len(), 2, "half of the budget each");
+        assert!(budget.used() <= 64_000 + 2 * OVERHEAD);
+        drop(pages);
+        let small = std::iter::from_fn(|| Some(budget.reserve(budget.small_page()?)));
+        let small: Vec<Charge> = small.take(8).collect();
+        assert_eq!(small.len(), 8);
+        assert!(budget.page().is_some(), "many small ones leave room for a page");
     }
 
     #[test]
@@ -118,7 +160,7 @@ mod tests {
     fn a_destination_that_keeps_its_events_leaves_room_for_the_others() {
         let budget = Budget::new(90_000);
         let (slow, quick) = (Share::default(), Share::default());
-        let kept: Vec<Charge> = (0..3).map(|_| budget.charge(3_000, &slow)).collect();
+        let kept: Vec<Charge> = (0..2).map(|_| budget.charge(3_000, &slow)).collect();
         assert!(!budget.is_shared_out(&slow, 2));
         let one_more = budget.charge(3_000, &slow);
         assert!(budget.is_shared_out(&slow, 2));

@@ -30,7 +30,7 @@ use uuid::Uuid;
 use crate::{
     Committed, Config, Stats,
     breakers::Breakers,
-    budget::Budget,
+    budget::{Budget, Charge},
     claim::Tick,
     destination::{Destination, Outlet},
     hash::IntMap,
@@ -51,25 +51,90 @@ use crate::{
 /// Pause before something that failed for want of a database is tried again.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// What came back.
+/// What came back. A page's place in the budget comes with it, and is its events' from then on.
 pub(crate) enum Done {
-    Ahead { read: u64, generation: u64, page: Result<Page> },
-    Late { read: u64, generation: u64, page: Result<Page> },
-    Due { read: u64, due: Result<Due> },
-    Claimed { claim: Arc<RowLease>, next: NextRead, rows: Result<(Vec<Fetched>, Position)> },
-    Hot { read: u64, rows: Result<Vec<HotRow>> },
-    HotClaimed { claim: Arc<RowLease>, rows: Result<Vec<Fetched>> },
-    Released { release: Release, rows: Option<Vec<Fetched>> },
-    Published { destination: u16, outcomes: Vec<(i64, Outcome)>, failed: Vec<(i64, Brief)> },
-    Behind { read: u64, destination: u16, generation: u64, page: Result<Page> },
-    Settled { batch: Batch, report: Result<SettleReport> },
-    Tick { tick: Result<Tick>, reserved: i64 },
-    Acquired { asked_at: Instant, leases: Result<Vec<ShardLease>> },
-    Surveyed { number: u64, page: Result<BlockedLanes> },
-    HandedOver { held: Vec<Held>, result: Result<()> },
-    Reconciled { read: u64, asked: Option<Vec<LaneKey>>, blocked: Result<Vec<Blocked>> },
-    Reported { open: Vec<OpenBreaker>, result: Result<()> },
-    Pauses { pauses: Result<Vec<Pause>> },
+    Ahead {
+        read: u64,
+        generation: u64,
+        page: Result<Page>,
+        reserved: Charge,
+    },
+    Late {
+        read: u64,
+        generation: u64,
+        page: Result<Page>,
+        reserved: Charge,
+    },
+    Due {
+        read: u64,
+        due: Result<Due>,
+        reserved: Charge,
+    },
+    Claimed {
+        claim: Arc<RowLease>,
+        next: NextRead,
+        rows: Result<(Vec<Fetched>, Position)>,
+        reserved: Charge,
+    },
+    Hot {
+        read: u64,
+        rows: Result<Vec<HotRow>>,
+        reserved: Charge,
+    },
+    HotClaimed {
+        claim: Arc<RowLease>,
+        rows: Result<Vec<Fetched>>,
+        reserved: Charge,
+    },
+    Released {
+        release: Release,
+        rows: Option<Vec<Fetched>>,
+        reserved: Charge,
+    },
+    Published {
+        destination: u16,
+        outcomes: Vec<(i64, Outcome)>,
+        failed: Vec<(i64, Brief)>,
+    },
+    Behind {
+        read: u64,
+        destination: u16,
+        generation: u64,
+        page: Result<Page>,
+        reserved: Charge,
+    },
+    Settled {
+        batch: Batch,
+        report: Result<SettleReport>,
+    },
+    Tick {
+        tick: Result<Tick>,
+        reserved: i64,
+    },
+    Acquired {
+        asked_at: Instant,
+        leases: Result<Vec<ShardLease>>,
+    },
+    Surveyed {
+        number: u64,
+        page: Result<BlockedLanes>,
+    },
+    HandedOver {
+        held: Vec<Held>,
+        result: Result<()>,
+    },
+    Reconciled {
+        read: u64,
+        asked: Option<Vec<LaneKey>>,
+        blocked: Result<Vec<Blocked>>,
+    },
+    Reported {
+        open: Vec<OpenBreaker>,
+        result: Result<()>,
+    },
+    Pauses {
+        pauses: Result<Vec<Pause>>,
+    },
     Rested,
 }
 
@@ -342,7 +407,8 @@ impl Driver {
         })?;
         let now = self.clock.now();
         match done {
-            Done::Ahead { read, generation, page } => {
+            Done::Ahead { read, generation, page, reserved } => {
+                drop(reserved);
                 if let Some(mut page) = self.came(page, "reading ahead", now)
                     && let Some(news) = self.offer_page(&mut page, now)
                 {
@@ -354,7 +420,8 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Late { read, generation, page } => {
+            Done::Late { read, generation, page, reserved } => {
+                drop(reserved);
                 if let Some(mut page) = self.came(page, "reading late commits", now)
                     && let Some(news) = self.offer_page(&mut page, now)
                 {
@@ -362,15 +429,20 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Due { read, due } => {
+            Done::Due { read, due, reserved } => {
+                drop(reserved);
                 if let Some(mut due) = self.came(due, "reading due events", now) {
                     let news = self.offer_due(std::mem::take(&mut due.rows));
                     self.source.read_due(&due, now, news);
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Claimed { claim, next, rows } => self.claimed(&claim, &next, rows, now),
-            Done::Hot { read, rows } => {
+            Done::Claimed { claim, next, rows, reserved } => {
+                drop(reserved);
+                self.claimed(&claim, &next, rows, now);
+            }
+            Done::Hot { read, rows, reserved } => {
+                drop(reserved);
                 match rows {
                     Ok(rows) => self.offer_hot(read, rows),
                     Err(error) => {
@@ -384,24 +456,29 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::HotClaimed { claim, rows } => match rows {
-                Ok(rows) => {
-                    self.lanes.stats.hot_enqueued += rows.len() as u64;
-                    for row in rows {
-                        self.lanes.offer(row, Origin::Hot, Some(&claim), now);
+            Done::HotClaimed { claim, rows, reserved } => {
+                drop(reserved);
+                match rows {
+                    Ok(rows) => {
+                        self.lanes.stats.hot_enqueued += rows.len() as u64;
+                        for row in rows {
+                            self.lanes.offer(row, Origin::Hot, Some(&claim), now);
+                        }
+                    }
+                    Err(error) => {
+                        self.lanes.stats.database_errors += 1;
+                        tracing::debug!(%error, "hot claim failed; left to the poller");
+                        self.source.wake();
                     }
                 }
-                Err(error) => {
-                    self.lanes.stats.database_errors += 1;
-                    tracing::debug!(%error, "hot claim failed; left to the poller");
-                    self.source.wake();
-                }
-            },
-            Done::Behind { read, destination, generation, page } => {
+            }
+            Done::Behind { read, destination, generation, page, reserved } => {
+                drop(reserved);
                 self.read_behind(destination, generation, page, now);
                 self.lanes.read_merged(read);
             }
-            Done::Released { release, rows } => {
+            Done::Released { release, rows, reserved } => {
+                drop(reserved);
                 self.releasing -= 1;
                 self.lanes.released(&release, rows, now);
             }

@@ -28,12 +28,19 @@ pub struct Committed {
     pub sequence: i64,
     /// What its shard is computed from.
     pub hash: u32,
+    /// Bytes of its payload and headers.
+    pub bytes: usize,
 }
 
 impl Committed {
     /// This event, written at this place.
     pub fn new(event: &Event, sequence: i64) -> Self {
-        Self { sequence, hash: shard_hash(event.ordering_key().as_deref(), event.id()) }
+        let headers = event.headers().iter().map(|(name, value)| name.len() + value.len());
+        Self {
+            sequence,
+            hash: shard_hash(event.ordering_key().as_deref(), event.id()),
+            bytes: event.payload().len() + headers.sum::<usize>(),
+        }
     }
 }
 
@@ -66,8 +73,19 @@ impl HotPath {
     }
 }
 
-/// Most events that one hot read brings: how large they are is not known before.
+/// Most events that one hot read brings.
 const HOT_PAGE: usize = 256;
+
+/// How many of these a read may bring, and their bytes. One that is larger comes alone.
+fn fitting(events: &[Committed], rows: usize, bytes: usize) -> (usize, usize) {
+    let mut sum = 0;
+    let count = events.iter().take(rows).take_while(|event| {
+        let fits = sum < bytes;
+        sum += if fits { event.bytes } else { 0 };
+        fits
+    });
+    (count.count(), sum)
+}
 
 impl Driver {
     /// The writer's process has committed these.
@@ -76,21 +94,19 @@ impl Driver {
         while let Ok(more) = self.wires.hot.try_recv() {
             events.extend(more);
         }
-        // Without room for a page the poller brings them, a few at a time.
-        let room = match self.lanes.budget().page() {
-            Some(_) => self.lanes.hot_room(self.config.hot_queue).min(HOT_PAGE),
-            None => 0,
-        };
+        // What there is no room for the poller brings, a few at a time.
+        let rows = self.lanes.hot_room(self.config.hot_queue).min(HOT_PAGE);
+        let (rows, bytes) = self.lanes.budget().page().map_or((0, 0), |bytes| (rows, bytes));
         if self.rests() {
             // Whoever works here finds them.
             self.wake_others();
             return;
         }
         if self.by_rows() {
-            let fits = events.len().min(room);
+            let (fits, bytes) = fitting(&events, rows, bytes);
             self.drop_hot(events.len() - fits);
             let sequences: Vec<i64> = events[..fits].iter().map(|e| e.sequence).collect();
-            self.claim_hot(sequences);
+            self.claim_hot(sequences, bytes);
             return;
         }
         if self.config.ordering == RelayOrdering::Global {
@@ -108,19 +124,20 @@ impl Driver {
         if !others.is_empty() {
             self.wake_others();
         }
-        let fits = ours.len().min(room);
+        let (fits, bytes) = fitting(&ours, rows, bytes);
         self.drop_hot(ours.len() - fits);
         if fits == 0 {
             return;
         }
         let sequences: Vec<i64> = ours[..fits].iter().map(|e| e.sequence).collect();
         let read = self.lanes.read_began();
+        let reserved = self.lanes.budget().reserve(bytes);
         let store = Arc::clone(&self.store);
         let from = self.source.position().clone();
         let deadline = self.config.deadline();
         self.hot_reads.push(Box::pin(async move {
             let rows = within(deadline, store.read_hot(&sequences, &from)).await;
-            Done::Hot { read, rows }
+            Done::Hot { read, rows, reserved }
         }));
     }
 
@@ -161,5 +178,21 @@ impl Driver {
                 tracing::debug!(%error, "other relays were not woken; they poll");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hot_read_is_bounded_in_events_and_bytes_and_one_that_is_larger_comes_alone() {
+        let events = |bytes: &[usize]| -> Vec<Committed> {
+            bytes.iter().map(|&bytes| Committed { sequence: 1, hash: 0, bytes }).collect()
+        };
+        assert_eq!(fitting(&events(&[10; 5]), 3, 1_000), (3, 30));
+        assert_eq!(fitting(&events(&[10; 5]), 9, 25), (3, 30));
+        assert_eq!(fitting(&events(&[5_000, 10]), 9, 25), (1, 5_000));
+        assert_eq!(fitting(&events(&[10]), 0, 0), (0, 0));
     }
 }

@@ -54,8 +54,9 @@ impl Driver {
             return;
         };
         self.lanes.stats.polls += 1;
+        let reserved = self.lanes.budget().reserve(next.limit().bytes);
         if self.by_rows() {
-            self.claim(next);
+            self.claim(next, reserved);
             return;
         }
         let read = self.lanes.read_began();
@@ -71,19 +72,19 @@ impl Driver {
             match next {
                 NextRead::Ahead(from, limit) => {
                     let page = within(deadline, store.read_on(&shards, &from, limit)).await;
-                    Done::Ahead { read, generation, page }
+                    Done::Ahead { read, generation, page, reserved }
                 }
                 NextRead::Late(from, limit) => {
                     let page = within(deadline, store.read_late(&shards, &from, limit)).await;
-                    Done::Late { read, generation, page }
+                    Done::Late { read, generation, page, reserved }
                 }
                 NextRead::Due(after, limit) => {
                     let due = read_due(&*store, &shards, after, limit, blocked);
-                    Done::Due { read, due: within(deadline, due).await }
+                    Done::Due { read, due: within(deadline, due).await, reserved }
                 }
                 NextRead::Behind { destination, from, limit } => {
                     let page = within(deadline, store.read_on(&shards, &from, limit)).await;
-                    Done::Behind { read, destination, generation, page }
+                    Done::Behind { read, destination, generation, page, reserved }
                 }
             }
         });
@@ -205,8 +206,9 @@ impl Driver {
 
     pub(crate) fn release(&mut self) {
         while self.releasing < RELEASES {
-            let Some(bytes) = self.lanes.budget().page() else { return };
+            let Some(bytes) = self.lanes.budget().small_page() else { return };
             let Some(release) = self.lanes.next_release() else { return };
+            let reserved = self.lanes.budget().reserve(bytes);
             self.releasing += 1;
             let store = Arc::clone(&self.store);
             let deadline = self.config.deadline();
@@ -222,7 +224,7 @@ impl Driver {
                         None
                     }
                 };
-                Done::Released { release, rows }
+                Done::Released { release, rows, reserved }
             });
         }
     }

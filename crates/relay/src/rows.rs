@@ -8,6 +8,7 @@ use posthaste_core::{
 };
 
 use crate::{
+    budget::Charge,
     driver::{Done, Driver},
     lanes::Origin,
     read::within,
@@ -25,7 +26,7 @@ impl Driver {
     }
 
     /// Row leases: the same three reads, each of which claims what it finds.
-    pub(crate) fn claim(&mut self, next: NextRead) {
+    pub(crate) fn claim(&mut self, next: NextRead, reserved: Charge) {
         let claim = self.next_claim();
         let relay = self.shards.relay.clone();
         let store = Arc::clone(&self.store);
@@ -57,7 +58,7 @@ impl Driver {
                     Ok((Vec::new(), Position::default()))
                 }
             };
-            Done::Claimed { claim, next, rows }
+            Done::Claimed { claim, next, rows, reserved }
         });
     }
 
@@ -96,16 +97,17 @@ impl Driver {
         }
     }
 
-    pub(crate) fn claim_hot(&mut self, sequences: Vec<i64>) {
+    pub(crate) fn claim_hot(&mut self, sequences: Vec<i64>, bytes: usize) {
         if sequences.is_empty() {
             return;
         }
         let claim = self.next_claim();
+        let reserved = self.lanes.budget().reserve(bytes);
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
         let deadline = self.config.deadline();
         self.hot_reads.push(Box::pin(async move {
             let rows = within(deadline, store.claim_hot(&relay, &claim, &sequences)).await;
-            Done::HotClaimed { claim, rows }
+            Done::HotClaimed { claim, rows, reserved }
         }));
     }
 

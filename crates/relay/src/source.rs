@@ -29,6 +29,18 @@ pub(crate) enum NextRead {
     },
 }
 
+impl NextRead {
+    /// The most that it may bring.
+    pub(crate) fn limit(&self) -> Limit {
+        match self {
+            Self::Ahead(_, limit)
+            | Self::Late(_, limit)
+            | Self::Due(_, limit)
+            | Self::Behind { limit, .. } => *limit,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Due,

@@ -238,7 +238,7 @@ pub trait Read: Send + Sync {
 
     /// These rows by their sequence, each with the unsettled events of its key that a reader who
     /// stands at `from` may not know, all of one moment. Rows that wait, are settled, or were rolled
-    /// back are left out.
+    /// back are left out. The caller bounds it by what it asks for: whoever wrote a row has told its size.
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
     /// The held events of one lane, in the order of their sequence.

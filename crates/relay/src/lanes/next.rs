@@ -8,6 +8,25 @@ use posthaste_core::{
 
 use super::{Entry, LaneId, Lanes, Queue, Ready, Recorded, State, Then, lane::Pending, unsettled};
 
+/// A batch on its way to be handed over: full with so many events, or with so many bytes.
+struct Filling {
+    events: Vec<Envelope>,
+    most: usize,
+    bytes: usize,
+    most_bytes: usize,
+}
+
+impl Filling {
+    fn is_full(&self) -> bool {
+        self.events.len() >= self.most || self.bytes >= self.most_bytes
+    }
+
+    fn push(&mut self, envelope: Envelope) {
+        self.bytes = self.bytes.saturating_add(envelope.event.payload().len());
+        self.events.push(envelope);
+    }
+}
+
 impl Lanes {
     /// Up to `max` events to hand to this destination now, none behind `reserved`. Says when only
     /// the reservation was in the way.
@@ -26,8 +45,13 @@ impl Lanes {
         let waiting = of.all_waiting();
         // Nothing is held under `global`: what failed behind another one would have no place to wait.
         let together = of.rules.together && !global;
-        let mut batch = Vec::with_capacity(max.min(waiting));
-        while batch.len() < max {
+        let mut batch = Filling {
+            events: Vec::with_capacity(max.min(waiting)),
+            most: max,
+            bytes: 0,
+            most_bytes: self.rules.budget.publish(),
+        };
+        while !batch.is_full() {
             if let Some(envelope) = self.next_careful(destination) {
                 self.start(envelope.sequence);
                 batch.push(envelope);
@@ -48,27 +72,27 @@ impl Lanes {
             if pending.sequence > reserved {
                 self.push_front(destination, queue, lane, pending);
                 self.start_careful();
-                return (batch, true);
+                return (batch.events, true);
             }
             self.leave_queue(pending.sequence);
-            let before = batch.len();
+            let before = batch.events.len();
             self.admit(pending, &mut batch);
             if let Some(id) = lane
                 && together
-                && batch.len() > before
+                && batch.events.len() > before
             {
-                self.take_followers(id, max, reserved, &mut batch);
+                self.take_followers(id, reserved, &mut batch);
             }
         }
         self.start_careful();
-        while batch.len() < max {
+        while !batch.is_full() {
             let Some(envelope) = self.next_careful(destination) else {
                 break;
             };
             self.start(envelope.sequence);
             batch.push(envelope);
         }
-        (batch, false)
+        (batch.events, false)
     }
 
     /// A suspect of this destination that is on record.
@@ -86,8 +110,8 @@ impl Lanes {
     }
 
     /// What follows in the lane flies together with its head, where the destination takes it so.
-    fn take_followers(&mut self, id: LaneId, max: usize, reserved: i64, batch: &mut Vec<Envelope>) {
-        while batch.len() < max
+    fn take_followers(&mut self, id: LaneId, reserved: i64, batch: &mut Filling) {
+        while !batch.is_full()
             && let Some(lane) = self.lanes.get_mut(&id)
             && let Some(Pending { sequence, content: Ok(_), wait, .. }) = lane.queue.front()
             && *sequence <= reserved
@@ -151,7 +175,7 @@ impl Lanes {
     }
 
     /// The event's turn has come: into the batch, or dead, or first to be recorded.
-    fn admit(&mut self, pending: Pending, batch: &mut Vec<Envelope>) {
+    fn admit(&mut self, pending: Pending, batch: &mut Filling) {
         let sequence = pending.sequence;
         let Some(entry) = self.known.get_mut(&sequence) else {
             return;
