@@ -9,7 +9,7 @@ use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
-        Claim, Diagnose, Fence, Filter, Identity, Inspect, Leases, Level, Limit, Operate, Position,
+        Claim, Diagnose, Fence, Filter, Identity, Inspect, LaneKey, Leases, Level, Limit, Operate, Position,
         Read, Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
     },
 };
@@ -371,6 +371,8 @@ async fn plans_use_the_indexes() {
     store.read_due(&[0], None, Limit::rows(10)).await.unwrap();
     store.read_hot(&[1], &Position::default()).await.unwrap();
     store.read_held("d", key, Limit::rows(10)).await.unwrap();
+    let lane = LaneKey { key, destination: "d".into() };
+    store.read_lane(&lane, None, Limit::rows(10)).await.unwrap();
     store.read_blockers(Limit::rows(10)).await.unwrap();
     store.read_blocked(&[0], None, 1000).await.unwrap();
     store.claim(&relay, &token(1), &Position::default(), 1).await.unwrap();

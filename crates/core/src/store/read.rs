@@ -244,6 +244,15 @@ pub trait Read: Send + Sync {
     /// The held events of one lane, in the order of their sequence.
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>>;
 
+    /// All events of one lane, held ones and what blocks it, a dead one included, by their wait and
+    /// sequence: those after `after`. An empty page says that there are no more.
+    async fn read_lane(
+        &self,
+        lane: &LaneKey,
+        after: Option<(Wait, i64)>,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>>;
+
     /// What blocks lanes, of all shards, and whose `not_before` has passed: retried and suspect events,
     /// in the order of their lanes and sequences. For a relay that owns everything.
     async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>>;

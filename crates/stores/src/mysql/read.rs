@@ -14,6 +14,7 @@ use posthaste_core::{
     Key, Result,
     store::{
         Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+        Wait,
     },
 };
 use sqlx::{AssertSqlSafe, MySql, Row, mysql::MySqlArguments};
@@ -213,6 +214,29 @@ impl Read for MySqlStore {
         Ok(found.rows)
     }
 
+    async fn read_lane(
+        &self,
+        lane: &LaneKey,
+        after: Option<(Wait, i64)>,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
+        const DOING: &str = "reading a lane";
+
+        let (wait, sequence) = after.map_or(("", 0), |(wait, at)| (wait.as_str(), at));
+        let mut session = self.session(DOING).await?;
+        let limit = self.fewer(limit);
+        let query = sqlx::query(self.tables.sql(LANE))
+            .bind(lane.key.0)
+            .bind(&lane.destination)
+            .bind(wait)
+            .bind(wait)
+            .bind(sequence)
+            .bind(limit.rows as u64);
+        let found = self.page(&mut session, query, limit, DOING).await?;
+        session.done();
+        Ok(found.rows)
+    }
+
     async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {
         const DOING: &str = "reading what blocks lanes";
 
@@ -363,6 +387,17 @@ const HELD: &str = concat!(
     " from {events} e where e.lane = ? and e.destination = ? and e.wait = 'held' and ",
     unsettled!(),
     " order by e.sequence limit ?"
+);
+
+const LANE: &str = concat!(
+    "select ",
+    columns!(),
+    " from {events} e force index ({bare}_lane_idx)
+    where e.lane = ? and e.destination = ? and (e.wait > ? or e.wait = ? and e.sequence > ?)
+        and e.wait in ('held', 'parked', 'retry', 'suspect')
+        and e.sent_at is null and e.discarded_at is null
+        and (e.dead_at is null or e.wait = 'parked')
+    order by e.wait, e.sequence limit ?"
 );
 
 const BLOCKERS: &str = concat!(

@@ -8,6 +8,7 @@ use posthaste_core::{
     Error, ErrorKind, Key, Result,
     store::{
         Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+        Wait,
     },
 };
 use sqlx::{
@@ -482,6 +483,49 @@ impl Read for PostgresStore {
             .fetch_all(&mut *session)
             .await
             .map_err(failed("reading held events"))?;
+        session.done();
+        Ok(rows)
+    }
+
+    async fn read_lane(
+        &self,
+        lane: &LaneKey,
+        after: Option<(Wait, i64)>,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
+        const LANE: &str = concat!(
+            "select ",
+            columns!(),
+            " from (",
+            within!(
+                "select * from {events} e
+                where e.lane is not null
+                  and (e.lane, e.destination, e.wait, e.sequence) > ($1, $2, $3, $4)
+                  and (e.lane, e.destination, e.wait, e.sequence)
+                      <= ($1, $2, 'suspect', 9223372036854775807)
+                  and e.wait in ('held', 'parked', 'retry', 'suspect')
+                  and e.sent_at is null and e.discarded_at is null
+                  and (e.dead_at is null or e.wait = 'parked')
+                order by e.lane, e.destination, e.wait, e.sequence limit $5",
+                "$6"
+            ),
+            ") e order by e.wait, e.sequence"
+        );
+        const DOING: &str = "reading a lane";
+
+        let (wait, sequence) = after.map_or(("", 0), |(wait, at)| (wait.as_str(), at));
+        let mut session = self.sessions.take(DOING).await?;
+        let rows = sqlx::query(self.tables.sql(LANE))
+            .bind(lane.key.0)
+            .bind(&lane.destination)
+            .bind(wait)
+            .bind(sequence)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
+            .try_map(|row: PgRow| fetched(&row))
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed(DOING))?;
         session.done();
         Ok(rows)
     }

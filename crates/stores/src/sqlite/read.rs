@@ -8,6 +8,7 @@ use posthaste_core::{
     Key, Result,
     store::{
         Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
+        Wait,
     },
 };
 use sqlx::{Row, sqlite::SqliteRow};
@@ -198,6 +199,35 @@ impl Read for SqliteStore {
             .bind(limit.rows as i64);
         let read = page(query.fetch(&self.reader), limit, fetched).await;
         Ok(read.map_err(failed("reading held events"))?.0)
+    }
+
+    async fn read_lane(
+        &self,
+        lane: &LaneKey,
+        after: Option<(Wait, i64)>,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
+        const LANE: &str = concat!(
+            "select ",
+            columns!(),
+            " from {events}
+            where lane = ?1 and destination = ?2 and (wait, sequence) > (?3, ?4)
+              and wait in ('held', 'parked', 'retry', 'suspect')
+              and sent_at is null and discarded_at is null
+              and (dead_at is null or wait = 'parked')
+            order by wait, sequence
+            limit ?5"
+        );
+
+        let (wait, sequence) = after.map_or(("", 0), |(wait, at)| (wait.as_str(), at));
+        let query = sqlx::query(self.tables.sql(LANE))
+            .bind(lane.key.0)
+            .bind(&lane.destination)
+            .bind(wait)
+            .bind(sequence)
+            .bind(limit.rows as i64);
+        let read = page(query.fetch(&self.reader), limit, fetched).await;
+        Ok(read.map_err(failed("reading a lane"))?.0)
     }
 
     async fn read_blockers(&self, limit: Limit) -> Result<Vec<Fetched>> {

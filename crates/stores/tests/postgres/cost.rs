@@ -6,8 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Key, Status,
     store::{
-        Claim, Fence, Filter, Inspect, Limit, Operate, Position, Read, Relay, RelayOrdering,
-        RowLease, Schema, Settle,
+        Claim, Fence, Filter, Inspect, LaneKey, Limit, Operate, Position, Read, Relay,
+        RelayOrdering, RowLease, Schema, Settle, Wait,
     },
 };
 use posthaste_stores::postgres::PostgresStore;
@@ -90,6 +90,14 @@ async fn no_read_walks_over_what_was_sent() {
         .touches_few("read_hot", async |s| s.read_hot(&[all - 1, all], &near_the_end).await)
         .await;
     outbox.touches_few("read_held", async |s| s.read_held("d", key, Limit::rows(100)).await).await;
+    let lane = LaneKey { key, destination: "d".to_owned() };
+    outbox
+        .touches_few("read_lane", async |s| s.read_lane(&lane, None, Limit::rows(100)).await)
+        .await;
+    let last = Some((Wait::Held, all / 2));
+    outbox
+        .touches_few("read_lane on", async |s| s.read_lane(&lane, last, Limit::rows(100)).await)
+        .await;
     outbox.touches_few("read_blocked", async |s| s.read_blocked(some, None, 1000).await).await;
     outbox
         .touches_few("events of an aggregate", async |s| s.events(&of_aggregate, None, 20).await)

@@ -101,6 +101,7 @@ macro_rules! store_conformance {
                 a_read_walks_over_what_is_settled_in_steps
                 held_and_parked_events_are_never_due
                 the_held_events_of_a_lane_come_in_order
+                a_lane_is_read_with_what_blocks_it
                 blocked_lanes_are_told_with_what_blocks_them
                 blocked_lanes_come_in_pages_and_can_be_asked_for
                 what_blocks_lanes_is_read_when_it_is_due

@@ -197,6 +197,51 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
     assert_eq!(sequences(&lane), [rows[3].sequence]);
 }
 
+/// A lane is read whole, with what blocks it and a dead event that parks it, in pages.
+pub async fn a_lane_is_read_with_what_blocks_it<DB: Dialect>(subject: &Subject<DB>) {
+    use posthaste_core::store::{LaneKey, Verdict};
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&(0..9).map(|_| event("k")).collect::<Vec<_>>()).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let key = rows[0].key.unwrap();
+    let elsewhere = Verdict::Held { destination: "elsewhere".to_owned(), key };
+    owner
+        .settle(&[
+            retry(&rows[0], 1, HOUR),
+            suspect(&rows[1], 1),
+            parked(&rows[2]),
+            held(&rows[3]),
+            held(&rows[4]),
+            dead(&rows[5]),
+            settlement(&rows[6], 0, elsewhere),
+            held(&rows[7]),
+        ])
+        .await;
+    owner.settle(&sent(&rows[7..8])).await;
+    let lane = LaneKey { key, destination: BROKER.to_owned() };
+    for limit in [1, 2, 10] {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = outbox.store.read_lane(&lane, after, Limit::rows(limit)).await.unwrap();
+            assert!(page.len() <= limit);
+            let Some(last) = page.last() else { break };
+            after = Some((last.wait.unwrap(), last.sequence));
+            found.extend(page);
+        }
+        let waits: Vec<_> = found.iter().map(|row| (row.wait.unwrap(), row.sequence)).collect();
+        let expected = [
+            (Wait::Held, rows[3].sequence),
+            (Wait::Held, rows[4].sequence),
+            (Wait::Parked, rows[2].sequence),
+            (Wait::Retry, rows[0].sequence),
+            (Wait::Suspect, rows[1].sequence),
+        ];
+        assert_eq!(waits, expected);
+        assert!(found.iter().all(|row| row.key == Some(key) && row.content.is_ok()));
+    }
+}
+
 /// A new owner learns which lanes are blocked, and by what.
 pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
