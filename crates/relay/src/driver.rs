@@ -37,7 +37,7 @@ use crate::{
     health::Pulse,
     hot::HotPath,
     intercept::Interceptor,
-    lanes::{DestinationRules, Lanes, Origin, Release, Routing, Rules},
+    lanes::{DestinationRules, Lanes, Look, Origin, Release, Routing, Rules},
     log::Brief,
     observe::{Observer, Sampled},
     pauses::Pauses,
@@ -88,6 +88,11 @@ pub(crate) enum Done {
     },
     Released {
         release: Release,
+        rows: Option<Vec<Fetched>>,
+        reserved: Charge,
+    },
+    Looked {
+        look: Look,
         rows: Option<Vec<Fetched>>,
         reserved: Charge,
     },
@@ -387,6 +392,7 @@ impl Driver {
         self.dispatch(now);
         self.fall_behind();
         self.release();
+        self.look();
         self.settle();
         if self.stopping.is_none() {
             self.survey(now);
@@ -481,6 +487,11 @@ impl Driver {
                 drop(reserved);
                 self.releasing -= 1;
                 self.lanes.released(&release, rows, now);
+            }
+            Done::Looked { look, rows, reserved } => {
+                drop(reserved);
+                self.releasing -= 1;
+                self.lanes.looked(&look, rows);
             }
             Done::Published { destination, outcomes, failed } => {
                 self.briefs.extend(failed);

@@ -229,6 +229,38 @@ impl Driver {
         }
     }
 
+    /// Looks at lanes that an earlier owner left. Reads of whole lanes: they share the limit of releases.
+    pub(crate) fn look(&mut self) {
+        if self.survey.is_some() {
+            // It may know of only some of a key's lanes yet.
+            return;
+        }
+        while self.releasing < RELEASES {
+            let Some(bytes) = self.lanes.budget().small_page() else { return };
+            let Some(look) = self.lanes.next_look() else { break };
+            self.releasing += 1;
+            let reserved = self.lanes.budget().reserve(bytes);
+            let store = Arc::clone(&self.store);
+            let deadline = self.config.deadline();
+            self.tasks.spawn(async move {
+                let limit = Limit { rows: RELEASE_LIMIT, bytes };
+                let read = store.read_lane(&look.lane, look.after, limit);
+                let rows = match within(deadline, read).await {
+                    Ok(rows) => Some(rows),
+                    Err(error) => {
+                        tracing::warn!(%error, "a lane could not be looked at; trying again");
+                        tokio::time::sleep(RETRY_PAUSE).await;
+                        None
+                    }
+                };
+                Done::Looked { look, rows, reserved }
+            });
+        }
+        if self.lanes.take_due_again() {
+            self.source.more_is_due();
+        }
+    }
+
     /// Asks now and then whether what blocks lanes is still in the table: an operator can have
     /// removed it when nothing was held behind it that could tell. Under `global` nothing is ever
     /// held, so it is asked more often.

@@ -9,8 +9,9 @@ use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
-        Claim, Diagnose, Fence, Filter, Identity, Inspect, LaneKey, Leases, Level, Limit, Operate, Position,
-        Read, Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement, Verdict, Wake,
+        Claim, Diagnose, Fence, Filter, Identity, Inspect, LaneKey, Leases, Level, Limit, Operate,
+        Position, Read, Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement,
+        Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};

@@ -31,6 +31,8 @@ mod plain_sql;
 
 mod progress;
 
+mod renamed;
+
 mod sharing;
 
 mod testing;

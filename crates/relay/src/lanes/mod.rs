@@ -68,6 +68,8 @@ mod shards;
 
 mod offer;
 
+mod rerouted;
+
 mod next;
 
 mod careful;
@@ -84,12 +86,14 @@ mod tests;
 pub use self::{
     breaker::BreakerState,
     destination::{DestinationRules, Feed, Routed, Routing},
+    rerouted::Look,
 };
 use self::{
     careful::Careful,
     destination::{Destination, Queue},
     lane::{Block, Lane, Pending},
     leaving::Leaving,
+    rerouted::Doubt,
 };
 
 /// How long an event waits when its destination takes nothing for now and names no time.
@@ -276,6 +280,14 @@ pub struct Lanes {
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
     releases: VecDeque<LaneId>,
+    /// Keys with lanes that an earlier owner left, until these were looked at.
+    doubts: IntMap<Key, Doubt>,
+    /// Those whose next page is to be read.
+    looks: VecDeque<Key>,
+    /// Events that are being written to the lane where they belong now.
+    moving: IntMap<i64, Entry>,
+    /// A key goes on of which something fell due meanwhile.
+    due_again: bool,
     /// How many of the blocked lanes were asked for since all of them were.
     asked_for: usize,
     /// What blocked a lane may be gone from the table.
@@ -330,6 +342,10 @@ impl Lanes {
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
             releases: VecDeque::new(),
+            doubts: IntMap::default(),
+            looks: VecDeque::new(),
+            moving: IntMap::default(),
+            due_again: false,
             asked_for: 0,
             freed: false,
             paused_keys: BTreeMap::new(),
@@ -371,6 +387,8 @@ impl Lanes {
             && self.settlements.is_empty()
             && self.careful.is_empty()
             && self.releases.is_empty()
+            && !self.looks()
+            && !self.due_again
             && !self.asks()
             && self.known.values().all(|entry| {
                 matches!(entry.state, State::Leaving { .. })

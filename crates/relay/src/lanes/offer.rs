@@ -80,6 +80,13 @@ impl Lanes {
         }
         let destination = self.route(&mut row);
         let lane_id = self.lane_of(&row, destination);
+        if let Some(id) = lane_id.filter(|id| self.in_doubt(id.key)) {
+            self.look_at(id.key, origin == Origin::Due);
+            if origin == Origin::Due {
+                // It stays due, and is read again when its key goes on.
+                return Offered::Ignored;
+            }
+        }
         let identity = row.key.map_or(row.sequence, |key| key.0);
         let mut gate = self.pause_gate(self.gate(destination, origin), row.key, lane_id);
         let replays = self.at(destination).waiting(Queue::Replay);

@@ -84,7 +84,10 @@ impl Lanes {
     }
 
     pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
-        !self.paused_keys.is_empty() && key.is_some_and(|key| self.paused_keys.contains_key(&key))
+        key.is_some_and(|key| {
+            self.in_doubt(key)
+                || (!self.paused_keys.is_empty() && self.paused_keys.contains_key(&key))
+        })
     }
 
     pub(super) fn is_paused_event(&self, sequence: i64) -> bool {
@@ -138,7 +141,7 @@ impl Lanes {
         self.hold_offered(sequence, entry, id)
     }
 
-    fn lanes_of(&self, key: Key) -> Vec<LaneId> {
+    pub(super) fn lanes_of(&self, key: Key) -> Vec<LaneId> {
         let ids = (0..self.destinations()).map(|destination| LaneId { destination, key });
         ids.filter(|id| self.lanes.contains_key(id)).collect()
     }

@@ -24,6 +24,9 @@ impl Lanes {
     /// These were written.
     pub fn settled(&mut self, sequences: impl IntoIterator<Item = i64>, now: Instant) {
         for sequence in sequences {
+            if self.moved(sequence) {
+                continue;
+            }
             let Some(entry) = self.known.get_mut(&sequence) else {
                 continue;
             };
@@ -77,6 +80,7 @@ impl Lanes {
     /// These were refused: the right to write them was lost.
     pub fn refused(&mut self, sequences: impl IntoIterator<Item = i64>) {
         for sequence in sequences {
+            self.moving.remove(&sequence);
             if self.known.get(&sequence).is_some_and(|e| matches!(e.state, State::Settling(_))) {
                 self.known.remove(&sequence);
                 self.careful.done(sequence);
@@ -108,6 +112,7 @@ impl Lanes {
     /// Asks for the lane's held followers, once all holds are written: a read in between would
     /// miss one and open the lane over it.
     pub(super) fn request_release(&mut self, id: LaneId) {
+        let paused = self.is_paused(Some(id.key));
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
@@ -116,7 +121,7 @@ impl Lanes {
         }
         let breaker = &self.destinations[usize::from(id.destination)].breaker;
         let down = !breaker.is_closed() && !breaker.wants_probe();
-        if down || self.paused_keys.contains_key(&id.key) {
+        if down || paused {
             // When it closes, or the key goes on, this is asked again.
             lane.again = true;
             return;

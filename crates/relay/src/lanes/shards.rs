@@ -25,6 +25,7 @@ impl Lanes {
     /// The shard is to be handed over: what is in flight ends, the rest is forgotten.
     pub fn close_shard(&mut self, shard: u16) {
         self.shards.remove(&shard);
+        self.forget_doubts(&BTreeSet::from([shard]));
         self.forget_waiting(&BTreeSet::from([shard]));
     }
 
@@ -33,6 +34,7 @@ impl Lanes {
         for shard in lost {
             self.shards.remove(shard);
         }
+        self.forget_doubts(lost);
         self.forget_waiting(lost);
         self.lanes.retain(|_, lane| !lost.contains(&lane.shard));
         let stats = &mut self.stats;
@@ -124,11 +126,15 @@ impl Lanes {
             (false, true) => Block::Waiting,
             (false, false) => Block::Releasing,
         };
-        if lane.block == Block::Releasing {
-            self.request_release(id);
-        } else {
+        let releases = lane.block == Block::Releasing;
+        if !releases {
             // Under `global` late commits of shards that came before this one can be in line.
             lane.scheduled = false;
+        }
+        self.doubt(id, shard);
+        if releases {
+            self.request_release(id);
+            self.look_at(id.key, false);
         }
     }
 
@@ -213,6 +219,7 @@ impl Lanes {
             .collect();
         for id in freed {
             self.lane_done(id);
+            self.look_at(id.key, true);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Random schedules: writes, reads that linger, outcomes, outages, settles that linger, crashes, a
-//! shard that goes to another relay and comes back, in any order, against a model of the table.
+//! shard that goes to another relay and comes back, routes that change, in any order, against a model of
+//! the table.
 
 use posthaste_core::store::{Page, Position};
 
@@ -30,6 +31,8 @@ struct Stored {
     /// Held, and set free by an operator who discarded what it was held behind.
     free: bool,
     attempts: u32,
+    /// The destination of its lane.
+    at: &'static str,
 }
 
 impl Stored {
@@ -59,16 +62,20 @@ impl Stored {
 /// destination's own cursor: its generation).
 type Reading = (u64, Origin, Option<Release>, Vec<Fetched>, i64);
 
-const NAMES: [&str; 2] = ["together", "single"];
+/// Two destinations: one takes several events of a key together, the other one by one. Each row is how
+/// they are called by one configuration: the second has other routes, the third other names.
+const NAMES: [[&str; 2]; 3] = [["together", "single"], ["together", "single"], ["third", "fourth"]];
 
-/// Two destinations: one takes several events of a key together, the other one by one.
-fn two(on_dead: OnDead, global: bool) -> Rules {
-    let destination =
-        |index: usize, together| DestinationRules { name: NAMES[index].to_owned(), together };
+fn two(on_dead: OnDead, global: bool, routes: usize) -> Rules {
+    let destination = |index: usize, together| DestinationRules {
+        name: NAMES[routes][index].to_owned(),
+        together,
+    };
     Rules {
         destinations: vec![destination(0, true), destination(1, false)],
-        route: Some(Box::new(|envelope| {
-            let destination = destination_of(envelope.event.aggregate_id().unwrap_or_default());
+        route: Some(Box::new(move |envelope| {
+            let key = envelope.event.aggregate_id().and_then(|key| key.parse().ok());
+            let destination = destination_of(key.unwrap_or_default(), routes);
             Ok(Routed { destination, topic: None })
         })),
         cold_queue: 4,
@@ -76,8 +83,13 @@ fn two(on_dead: OnDead, global: bool) -> Rules {
     }
 }
 
-fn destination_of(key: &str) -> u16 {
-    u16::from(key.parse().is_ok_and(|key: u8| key % 2 == 1))
+fn destination_of(key: u8, routes: usize) -> u16 {
+    u16::from((key % 2 == 1) != (routes == 1))
+}
+
+/// What these routes call the destination of a key.
+fn name_of(key: u8, routes: usize) -> &'static str {
+    NAMES[routes][usize::from(destination_of(key, routes))]
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +115,8 @@ struct Settling {
 struct World {
     table: BTreeMap<i64, Stored>,
     on_dead: OnDead,
+    /// Which routes the relay has.
+    routes: usize,
     /// All events share one lane.
     global: bool,
     lanes: Lanes,
@@ -113,7 +127,9 @@ struct World {
     /// What a read of the hot path says must come first.
     previous: BTreeMap<u64, Vec<i64>>,
     /// A look at what is blocked, under way.
-    look: Option<(u64, Vec<Blocked>)>,
+    asked: Option<(u64, Vec<Blocked>)>,
+    /// Looks at lanes that another owner left, under way.
+    looks: VecDeque<(Look, Vec<Fetched>)>,
     /// The cursors of destinations that are behind; the driver's own.
     source: Source,
     now: Instant,
@@ -137,13 +153,15 @@ impl World {
         let mut world = Self {
             table: BTreeMap::new(),
             on_dead,
+            routes: 0,
             global,
-            lanes: Lanes::new(two(on_dead, global)),
+            lanes: Lanes::new(two(on_dead, global, 0)),
             cursor: 0,
             mark: 0,
             reads: VecDeque::new(),
             previous: BTreeMap::new(),
-            look: None,
+            asked: None,
+            looks: VecDeque::new(),
             source: Source::new(&Config::default(), now()),
             now: now(),
             up: [true; 2],
@@ -173,7 +191,7 @@ impl World {
         let sequence = self.table.len() as i64 + 1;
         self.table.insert(
             sequence,
-            Stored { key, delayed, stand: Stand::Fresh, free: false, attempts: 0 },
+            Stored { key, delayed, stand: Stand::Fresh, free: false, attempts: 0, at: "" },
         );
     }
 
@@ -232,6 +250,8 @@ impl World {
                 _ => self.begin_catch_up(turn / 3),
             }
             self.begin_release();
+            self.begin_look();
+            self.end_look(0);
             while !self.reads.is_empty() {
                 self.merge_read(0);
             }
@@ -260,7 +280,9 @@ fn act(world: &mut World, action: u8, pick: u8) {
         0 | 1 => world.write((pick % 3) as u8, pick % 16 > 13),
         2 | 3 => world.begin_read(Origin::Cold, 0),
         4 => world.begin_read(Origin::Due, pick),
-        5 => world.begin_release(),
+        5 if pick % 2 == 0 => world.begin_release(),
+        5 if pick % 4 == 1 => world.begin_look(),
+        5 => world.end_look(pick),
         6 => world.begin_hot(pick),
         7 | 8 => world.merge_read(pick),
         9 | 10 => world.dispatch(1 + pick % 4),
@@ -276,7 +298,11 @@ fn act(world: &mut World, action: u8, pick: u8) {
         25 => world.reconcile(),
         26 => world.replay(pick),
         18 => world.up[pick % 2] = pick % 3 > 0,
-        _ if pick < 32 => world.crash(),
+        _ if pick < 16 => world.crash(),
+        _ if pick < 32 => {
+            world.routes = pick % 3;
+            world.crash();
+        }
         _ => world.save_mark(),
     }
 }

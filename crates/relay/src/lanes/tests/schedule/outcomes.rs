@@ -8,7 +8,7 @@ impl World {
         for destination in 0..self.lanes.destinations() {
             let batch = self.lanes.next_batch(destination, max, i64::MAX).0;
             let mut ahead: BTreeSet<i64> = BTreeSet::new();
-            let name = NAMES.get(usize::from(destination));
+            let name = NAMES[self.routes].get(usize::from(destination));
             assert!(batch.is_empty() || !name.is_some_and(|name| self.paused.contains(name)));
             assert!(batch.is_empty() || self.owner == Owner::Us, "the shard is not ours");
             for envelope in &batch {
@@ -43,7 +43,7 @@ impl World {
             return;
         }
         let batch = self.in_flight.swap_remove(pick % self.in_flight.len());
-        let destination = destination_of(&self.table[&batch[0]].key.to_string());
+        let destination = destination_of(self.table[&batch[0]].key, self.routes);
         let up = self.up[usize::from(destination)];
         let mut failed = false;
         let mut outcomes = Vec::new();
@@ -90,6 +90,9 @@ impl World {
             }
             stored.attempts = settlement.attempts;
             stored.free = false;
+            if let Some(name) = lane_name(&settlement.verdict) {
+                stored.at = name;
+            }
             stored.stand = match &settlement.verdict {
                 Verdict::Sent => Stand::Sent,
                 Verdict::Retry { replay: true, .. } | Verdict::Suspect { replay: true, .. } => {
@@ -127,10 +130,25 @@ impl World {
     /// An operator discards a parked event: its first held follower is set free.
     pub(super) fn discard(&mut self, parked: i64) {
         let key = self.table[&parked].key;
-        let held =
-            |stored: &&mut Stored| stored.key == key && stored.stand == Stand::Waits(Wait::Held);
+        let at = self.table[&parked].at;
+        let held = |stored: &&mut Stored| {
+            (stored.key, stored.at) == (key, at) && stored.stand == Stand::Waits(Wait::Held)
+        };
         if let Some(first) = self.table.values_mut().find(held) {
             first.free = true;
         }
+    }
+}
+
+/// The destination that is written with this.
+fn lane_name(verdict: &Verdict) -> Option<&'static str> {
+    match verdict {
+        Verdict::Retry { destination, .. }
+        | Verdict::Dead { destination, .. }
+        | Verdict::Held { destination, .. }
+        | Verdict::Suspect { destination, .. } => {
+            NAMES.into_iter().flatten().find(|name| name == destination)
+        }
+        Verdict::Sent | Verdict::Unclaimed => None,
     }
 }

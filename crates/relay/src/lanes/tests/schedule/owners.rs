@@ -60,6 +60,8 @@ impl World {
         // What blocks the lane is tried before anything else of it.
         lane.sort_by_key(|sequence| (!self.table[sequence].blocks(), *sequence));
         let Some((&head, followers)) = lane.split_first() else { return };
+        // It may have other routes.
+        let routes = pick / 16 % 3;
         let held = if pick.is_multiple_of(4) && !self.global { pick / 4 % 3 } else { 0 };
         let stand = if pick.is_multiple_of(4) { Stand::Waits(Wait::Retry) } else { Stand::Sent };
         if stand == Stand::Sent && !self.acknowledged.contains(&head) {
@@ -69,6 +71,7 @@ impl World {
         for (sequence, stand) in held.chain([(head, stand)]) {
             if let Some(stored) = self.table.get_mut(&sequence) {
                 (stored.stand, stored.free) = (stand, false);
+                stored.at = name_of(stored.key, routes);
             }
         }
         let first = self.table.iter().find(|(_, stored)| stored.is_ahead());
@@ -91,12 +94,13 @@ impl World {
 
     /// The relay dies and another takes over: from the mark, with what the table says is blocked.
     pub(super) fn crash(&mut self) {
-        self.lanes = Lanes::new(two(self.on_dead, self.global));
+        self.lanes = Lanes::new(two(self.on_dead, self.global, self.routes));
         self.source = Source::new(&Config::default(), now());
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.reads.clear();
         self.previous.clear();
-        self.look = None;
+        self.asked = None;
+        self.looks.clear();
         self.in_flight.clear();
         self.settling = None;
         self.epoch += 1;
@@ -119,17 +123,17 @@ impl World {
 
     /// What the table says is blocked.
     pub(super) fn blocked(&self) -> Vec<Blocked> {
-        let mut blocked: BTreeMap<(u8, i64), bool> = BTreeMap::new();
+        let mut blocked: BTreeMap<(&'static str, i64), bool> = BTreeMap::new();
         for stored in self.table.values() {
             let lane = if self.global { 0 } else { i64::from(stored.key) };
             if let Stand::Waits(wait) = stored.stand
                 && wait != Wait::Replay
             {
-                *blocked.entry((stored.key % 2, lane)).or_default() |= wait != Wait::Held;
+                *blocked.entry((stored.at, lane)).or_default() |= wait != Wait::Held;
             }
         }
         let blocked = blocked.into_iter().map(|((destination, lane), waiting)| Blocked {
-            destination: NAMES[usize::from(destination)].to_owned(),
+            destination: destination.to_owned(),
             key: Key(lane),
             waiting,
             parked: false,
@@ -139,13 +143,13 @@ impl World {
 
     /// Whether what blocks lanes is still in the table is asked, and the answer comes later.
     pub(super) fn reconcile(&mut self) {
-        match self.look.take() {
+        match self.asked.take() {
             Some((read, blocked)) => {
                 self.lanes.reconcile(read, None, &blocked);
                 self.lanes.read_merged(read);
             }
             None if self.owner == Owner::Us => {
-                self.look = Some((self.lanes.read_began(), self.blocked()));
+                self.asked = Some((self.lanes.read_began(), self.blocked()));
             }
             None => {}
         }
@@ -165,7 +169,7 @@ impl World {
     /// An operator pauses a key or a destination, or lets it go on.
     pub(super) fn pause(&mut self, pick: usize) {
         match pick % 5 {
-            destination @ (0 | 1) => toggle(&mut self.paused, NAMES[destination]),
+            destination @ (0 | 1) => toggle(&mut self.paused, NAMES[pick / 5 % 3][destination]),
             key => toggle(&mut self.paused_keys, Key(key as i64 - 2)),
         }
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);

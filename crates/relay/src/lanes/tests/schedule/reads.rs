@@ -61,16 +61,42 @@ impl World {
     pub(super) fn begin_release(&mut self) {
         for release in self.lanes.next_releases() {
             let key = release.lane.key.0;
+            let lane =
+                |stored: &Stored| i64::from(stored.key) == key && stored.at == release.destination;
             let rows = self
                 .table
                 .iter()
-                .filter(|(_, stored)| {
-                    stored.stand == Stand::Waits(Wait::Held) && i64::from(stored.key) == key
-                })
+                .filter(|(_, stored)| stored.stand == Stand::Waits(Wait::Held) && lane(stored))
                 .map(|(sequence, _)| self.fetched(*sequence))
                 .take(RELEASE_LIMIT)
                 .collect();
             self.reads.push_back((release.read, Origin::Held, Some(release), rows, 0));
+        }
+    }
+
+    /// Lanes that another owner left are looked at, a page of two at a time.
+    pub(super) fn begin_look(&mut self) {
+        while let Some(look) = self.lanes.next_look() {
+            let place = |(sequence, stored): (&i64, &Stored)| match stored.stand {
+                Stand::Waits(wait) if wait != Wait::Replay => Some((wait, *sequence)),
+                _ => None,
+            };
+            let in_lane = self.table.iter().filter(|(_, stored)| {
+                i64::from(stored.key) == look.lane.key.0 && stored.at == look.lane.destination
+            });
+            let mut places: Vec<(Wait, i64)> = in_lane.filter_map(place).collect();
+            let order = |(wait, sequence): &(Wait, i64)| (wait.as_str(), *sequence);
+            places.retain(|at| look.after.is_none_or(|after| order(at) > order(&after)));
+            places.sort_by_key(|at| (at.0.as_str(), at.1));
+            let rows = places.iter().take(2).map(|(_, sequence)| self.fetched(*sequence)).collect();
+            self.looks.push_back((look, rows));
+        }
+    }
+
+    pub(super) fn end_look(&mut self, pick: usize) {
+        if let Some((look, rows)) = self.looks.pop_front() {
+            self.lanes.looked(&look, (pick % 7 != 6).then_some(rows));
+            self.lanes.take_due_again();
         }
     }
 
