@@ -13,16 +13,20 @@ use std::sync::{
 };
 
 /// Copies of an event on its way: decoded, as a message, packed by the broker's client, in the buffer of its
-/// connection. Redis has all four.
-const COPIES: usize = 4;
+/// connection. Redis has all four. As two more counts what the allocator keeps for a while of copies that are
+/// gone: with 1 MiB an event that was as much again as what was in use.
+const COPIES: usize = 6;
+
+/// Copies of a page that is being read: rows, and what is decoded of them.
+const READING: usize = 2;
 
 /// What an event takes besides its payload and headers.
 const OVERHEAD: usize = 512;
 
-/// Which part of the budget one page may take, and one publish.
+/// Which part of the budget one page may take.
 const PAGE: usize = 8;
 
-/// Which part a page may take where several are read at the same time. One with less room is not worth
+/// Which part a page may take where several are read at the same time, and one publish. A page with less room is not worth
 /// reading: it would be one of many.
 const SMALL_PAGE: usize = 64;
 
@@ -58,7 +62,10 @@ impl Budget {
 
     /// Takes an event with a payload and headers of so many bytes into account.
     pub(crate) fn charge(&self, bytes: usize, share: &Share) -> Charge {
-        let bytes = bytes.saturating_mul(COPIES).saturating_add(OVERHEAD);
+        self.take(bytes.saturating_mul(COPIES).saturating_add(OVERHEAD), share)
+    }
+
+    fn take(&self, bytes: usize, share: &Share) -> Charge {
         self.used.fetch_add(bytes, Ordering::Relaxed);
         share.0.fetch_add(bytes, Ordering::Relaxed);
         Charge { bytes, used: Arc::clone(&self.used), share: share.clone() }
@@ -92,12 +99,13 @@ impl Budget {
 
     /// Takes a page of so many bytes into account, until its events are.
     pub(crate) fn reserve(&self, bytes: usize) -> Charge {
-        self.charge(bytes.min(self.limit), &Share::default())
+        self.take(bytes.min(self.limit).saturating_mul(READING), &Share::default())
     }
 
-    /// How many bytes of payloads one publish may have: a client keeps the buffer that the largest needed.
+    /// How many bytes of payloads one publish may have: a client keeps the buffer that the largest needed, and
+    /// large blocks that come and go leave the allocator with much that is free.
     pub(crate) fn publish(&self) -> usize {
-        self.limit / PAGE
+        self.limit / SMALL_PAGE
     }
 }
 
@@ -116,15 +124,15 @@ mod tests {
     fn a_page_is_an_eighth_at_most_and_waits_when_there_is_no_room() {
         let budget = Budget::new(64_000);
         assert_eq!(budget.page(), Some(8_000));
-        let first = budget.charge(10_000, &Share::default());
-        assert_eq!(budget.used(), 40_512);
-        assert_eq!(budget.page(), Some(5_872));
-        let second = budget.charge(4_700, &Share::default());
-        assert_eq!(budget.page(), Some(1_044));
+        let first = budget.charge(5_000, &Share::default());
+        assert_eq!(budget.used(), 30_512);
+        assert_eq!(budget.page(), Some(5_581));
+        let second = budget.charge(4_400, &Share::default());
+        assert_eq!(budget.page(), Some(1_096));
         let third = budget.charge(100, &Share::default());
         assert_eq!(budget.page(), None, "so little is not worth a read");
         drop((first, third));
-        assert_eq!(budget.page(), Some(8_000));
+        assert_eq!(budget.page(), Some(6_181));
         drop(second);
         assert_eq!(budget.used(), 0);
     }
@@ -137,8 +145,7 @@ mod tests {
             Some(budget.reserve(bytes))
         })
         .collect();
-        assert_eq!(pages.len(), 2, "half of the budget each");
-        assert!(budget.used() <= 64_000 + 2 * OVERHEAD);
+        assert!(pages.len() < 8 && budget.used() <= 64_000, "{} pages", pages.len());
         drop(pages);
         let small = std::iter::from_fn(|| Some(budget.reserve(budget.small_page()?)));
         let small: Vec<Charge> = small.take(8).collect();
@@ -160,7 +167,7 @@ mod tests {
     fn a_destination_that_keeps_its_events_leaves_room_for_the_others() {
         let budget = Budget::new(90_000);
         let (slow, quick) = (Share::default(), Share::default());
-        let kept: Vec<Charge> = (0..2).map(|_| budget.charge(3_000, &slow)).collect();
+        let kept: Vec<Charge> = (0..1).map(|_| budget.charge(3_000, &slow)).collect();
         assert!(!budget.is_shared_out(&slow, 2));
         let one_more = budget.charge(3_000, &slow);
         assert!(budget.is_shared_out(&slow, 2));
