@@ -7,7 +7,7 @@ use posthaste::{
     Error, ErrorKind, Result,
     store::{Finding, Level, Store},
 };
-use posthaste_operate::doctor::{Cause, examine, explain};
+use posthaste_operate::doctor::{Cause, examine, explain, memory};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<()> {
     let store = database::connect(&outbox).await?;
     match args.id {
         Some(id) => event(&*store, id, &settings, args.json).await,
-        None => installation(&*store, &settings, &args).await,
+        None => installation(&*store, &settings, outbox.relay.memory, &args).await,
     }
 }
 
@@ -71,8 +71,17 @@ async fn event(store: &dyn Store, id: Uuid, settings: &Settings, json: bool) -> 
     }
 }
 
-async fn installation(store: &dyn Store, settings: &Settings, args: &DoctorArgs) -> Result<()> {
+async fn installation(
+    store: &dyn Store,
+    settings: &Settings,
+    budget: usize,
+    args: &DoctorArgs,
+) -> Result<()> {
     let mut findings = examine(store).await?;
+    // Without an outbox there is nothing to be said of its events, and the findings tell.
+    if let Ok(memory) = memory(store, budget).await {
+        findings.push(memory);
+    }
     if !args.no_destinations {
         for one in &settings.destinations {
             findings.push(destination(one).await);

@@ -11,7 +11,10 @@ mod explain;
 
 mod examine;
 
+mod memory;
+
 pub use self::{
     examine::examine,
     explain::{Cause, Explanation, explain},
+    memory::memory,
 };
