@@ -36,12 +36,12 @@ impl Driver {
         self.tasks.spawn(async move {
             let rows = match &next {
                 NextRead::Ahead(from, limit) => {
-                    within(deadline, store.claim(&relay, &claim, from, limit.rows))
+                    within(deadline, store.claim(&relay, &claim, from, *limit))
                         .await
                         .map(|claimed| (claimed.rows, claimed.position))
                 }
                 NextRead::Late(from, limit) => {
-                    within(deadline, store.claim_late(&relay, &claim, from, limit.rows))
+                    within(deadline, store.claim_late(&relay, &claim, from, *limit))
                         .await
                         .map(|claimed| (claimed.rows, claimed.position))
                 }
@@ -75,11 +75,14 @@ impl Driver {
         if matches!(next, NextRead::Due(..)) {
             self.expired = self.expired.or(rows.first().map(|row| row.sequence));
         }
-        let count = rows.len();
+        // Each kind of rows may take half of the bytes.
+        let bytes = rows.iter().fold(0_usize, |bytes, row| bytes.saturating_add(row.bytes));
+        let limit = next.limit();
+        let caught_up = rows.len() < limit.rows && bytes < limit.bytes / 2;
         let news = self.offer_all(rows, Origin::Cold, Some(claim));
         match next {
-            NextRead::Ahead(_, limit) => {
-                let page = Page { rows: Vec::new(), position, caught_up: count < limit.rows };
+            NextRead::Ahead(..) => {
+                let page = Page { rows: Vec::new(), position, caught_up };
                 self.source.read_ahead(&page, self.source.generation(), news);
             }
             NextRead::Late(..) => {

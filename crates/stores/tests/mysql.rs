@@ -274,7 +274,8 @@ async fn claims_and_purges_pass_over_locked_rows_and_leave_inserts_alone() {
     let mut holder = outbox.pool.begin().await.unwrap();
     let lock = "select * from {events} where sequence = 2 for update";
     outbox.execute(&mut holder, lock).await;
-    let claimed = outbox.store.claim(&relay, &lease, &Position::default(), 10).await.unwrap();
+    let claimed =
+        outbox.store.claim(&relay, &lease, &Position::default(), Limit::rows(10)).await.unwrap();
     assert_eq!(claimed.rows.len(), 1, "what is locked is skipped");
     outbox.commit(&[event("c")]).await;
     let purged = outbox.store.purge(Duration::ZERO, None, 10, None).await.unwrap().deleted;

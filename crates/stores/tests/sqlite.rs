@@ -278,7 +278,7 @@ async fn reads_do_not_wait_for_a_writer() {
         store.counts(u64::MAX).await.unwrap();
         // Idle claims stay away from the write lock as well.
         let behind = Position { sequence: page.position.sequence, context: String::new() };
-        store.claim(&relay(), &token(1), &behind, 10).await.unwrap();
+        store.claim(&relay(), &token(1), &behind, Limit::rows(10)).await.unwrap();
         store.claim_expired(&relay(), &token(1), i64::MAX).await.unwrap();
         page.rows.len()
     };
@@ -376,9 +376,14 @@ async fn plans_use_the_indexes() {
     store.read_lane(&lane, None, Limit::rows(10)).await.unwrap();
     store.read_blockers(Limit::rows(10)).await.unwrap();
     store.read_blocked(&[0], None, 1000).await.unwrap();
-    store.claim(&relay, &token(1), &Position::default(), 1).await.unwrap();
+    store.claim(&relay, &token(1), &Position::default(), Limit::rows(1)).await.unwrap();
     store
-        .claim_late(&relay, &token(2), &Position { sequence: 2, ..Position::default() }, 1)
+        .claim_late(
+            &relay,
+            &token(2),
+            &Position { sequence: 2, ..Position::default() },
+            Limit::rows(1),
+        )
         .await
         .unwrap();
     store.claim_expired(&relay, &token(3), i64::MAX).await.unwrap();

@@ -215,7 +215,10 @@ impl Statements {
         loop {
             let rows;
             (rows, position) = if let Some(claim) = &self.claim {
-                let claimed = self.store.claim(&self.relay, claim, &position, self.batch).await?;
+                let claimed = self
+                    .store
+                    .claim(&self.relay, claim, &position, Limit::rows(self.batch))
+                    .await?;
                 (claimed.rows, claimed.position)
             } else {
                 let page = self.store.read_on(&self.shards, &position, Limit::rows(self.batch));

@@ -1,6 +1,6 @@
 use async_trait::async_trait;
 
-use super::{Fetched, Position, Relay};
+use super::{Fetched, Limit, Position, Relay};
 use crate::Result;
 
 /// A claim on rows: its token fences every later write to them.
@@ -23,13 +23,14 @@ pub struct ClaimedRows {
 /// lease is claimable; times are the database's.
 #[async_trait]
 pub trait Claim {
-    /// Claims up to `limit` fresh rows behind `from.sequence` and rows whose time has come.
+    /// Claims fresh rows with `sequence > from.sequence`, and rows whose time has come: of each kind up to half
+    /// the bytes of `limit`, and one at least, if there are any.
     async fn claim(
         &self,
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows>;
 
     /// Claims rows at or before `from.sequence` that a claim passed over: committed late, or
@@ -40,7 +41,7 @@ pub trait Claim {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows>;
 
     /// Claims one row whose lease has expired, and records an attempt before it is handed out: its
@@ -53,7 +54,8 @@ pub trait Claim {
         until: i64,
     ) -> Result<Option<Fetched>>;
 
-    /// Claims these rows by their sequence, as far as they are free (hot path).
+    /// Claims these rows by their sequence, as far as they are free (hot path). The caller bounds it by what it
+    /// asks for: whoever wrote a row has told its size.
     async fn claim_hot(
         &self,
         relay: &Relay,

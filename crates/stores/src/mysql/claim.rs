@@ -8,15 +8,17 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
+use futures_util::TryStreamExt;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
 };
 use sqlx::{MySqlConnection, MySqlExecutor};
 
 use super::{
     ClaimStyle, LIST, MySqlStore, micros, padded,
-    row::{columns, fetched_all, fresh, unsettled},
+    read::Query,
+    row::{columns, fetched, fetched_all, fresh, unsettled},
     sweep::{Sweep, WINDOW},
     tracker::Context,
 };
@@ -32,12 +34,13 @@ impl Claim for MySqlStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         let mut claimed = ClaimedRows { rows: Vec::new(), position: from.clone() };
         let mut session = self.session("claiming events").await?;
         // At most half for those whose time has come: neither they nor the fresh ones starve.
-        let due = self.due(&mut session, limit.div_ceil(2)).await?;
+        let half = Limit { rows: limit.rows.div_ceil(2), bytes: limit.bytes.div_ceil(2) };
+        let due = self.due(&mut session, self.fewer(half).rows).await?;
         let behind = self.lowest_mark(&mut *session).await?.sequence.max(from.sequence);
         let (fresh, newest) = self.any_fresh(&mut session, behind).await?;
         if due.is_empty() && !fresh {
@@ -46,17 +49,17 @@ impl Claim for MySqlStore {
             return Ok(claimed);
         }
         let mut transaction = session.begin("claiming events").await?;
-        let mut rows = self.take_listed(&mut transaction, relay, lease, &due).await?;
+        let mut rows = self.take_listed(&mut transaction, relay, lease, &due, half.bytes).await?;
         if fresh {
-            let limit = limit.saturating_sub(rows.len());
+            let limit = Limit { rows: limit.rows.saturating_sub(rows.len()), ..half };
             let taken =
                 self.take_between(&mut transaction, relay, lease, behind, i64::MAX, limit).await?;
             // When there were no more, claims go on behind what others hold or have sent; the
             // sweep looks after what was passed over.
-            let newest = if taken.len() < limit { newest } else { 0 };
-            let last = taken.last().map_or(0, |last| last.sequence);
+            let newest = if taken.cut { 0 } else { newest };
+            let last = taken.rows.last().map_or(0, |last| last.sequence);
             claimed.position.sequence = from.sequence.max(last).max(newest);
-            rows.extend(taken);
+            rows.extend(taken.rows);
         }
         transaction.commit().await.map_err(failed("claiming events"))?;
         session.done();
@@ -71,7 +74,7 @@ impl Claim for MySqlStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         let mut session = self.session("sweeping").await?;
         let mut sweep = if let Some(sweep) = Sweep::parse(from) {
@@ -88,7 +91,8 @@ impl Claim for MySqlStore {
         let up_to = from.sequence.min(floor.saturating_add(WINDOW));
         if self.fresh_between(&mut session, floor, up_to).await? {
             let mut transaction = session.begin("sweeping").await?;
-            rows = self.take_between(&mut transaction, relay, lease, floor, up_to, limit).await?;
+            let taken = self.take_between(&mut transaction, relay, lease, floor, up_to, limit);
+            rows = taken.await?.rows;
             transaction.commit().await.map_err(failed("sweeping"))?;
         }
         if moved {
@@ -135,7 +139,7 @@ impl Claim for MySqlStore {
         }
         let mut session = self.session("claiming hot events").await?;
         let mut transaction = session.begin("claiming hot events").await?;
-        let rows = self.take_listed(&mut transaction, relay, lease, sequences).await?;
+        let rows = self.take_listed(&mut transaction, relay, lease, sequences, usize::MAX).await?;
         transaction.commit().await.map_err(failed("claiming hot events"))?;
         session.done();
         Ok(in_order(rows))
@@ -301,15 +305,47 @@ const TAKE_BETWEEN: &str = concat!(
     " order by e.sequence limit ?"
 );
 
+const TAKEN_NUMBERS: &str =
+    concat!("select e.sequence from {events} e where e.locked_by = ? and ", unsettled!());
+
 const TAKEN: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e where e.locked_by = ? and ",
-    unsettled!(),
-    " order by e.sequence"
+    " from {events} e where e.sequence in ({list}) order by e.sequence"
 );
 
+/// Rows that were taken.
+struct Taken {
+    rows: Vec<Fetched>,
+    /// There may be more.
+    cut: bool,
+}
+
 impl MySqlStore {
+    /// Keeps rows until there are enough bytes. The rest of the answer is read and dropped: a transaction that
+    /// is given up with its connection would take nothing. Gives the numbers of what was dropped.
+    async fn within(
+        &self,
+        connection: &mut MySqlConnection,
+        query: Query<'_>,
+        bytes: usize,
+    ) -> Result<(Vec<Fetched>, Vec<i64>)> {
+        let count = self.shard_count().await?;
+        let (mut kept, mut dropped, mut size) = (Vec::new(), Vec::new(), 0_usize);
+        let mut rows = query.fetch(connection);
+        while let Some(row) = rows.try_next().await.map_err(failed("claiming events"))? {
+            let row = fetched(&row, count).map_err(failed("claiming events"))?;
+            if size < bytes {
+                size = size.saturating_add(row.bytes);
+                kept.push(row);
+            } else {
+                dropped.push(row.sequence);
+            }
+        }
+        self.learn(kept.len(), size);
+        Ok((kept, dropped))
+    }
+
     /// Takes those of these rows that are claimable.
     async fn take_listed(
         &self,
@@ -317,20 +353,17 @@ impl MySqlStore {
         relay: &Relay,
         lease: &RowLease,
         sequences: &[i64],
+        bytes: usize,
     ) -> Result<Vec<Fetched>> {
-        let count = self.shard_count().await?;
-        let mut taken = Vec::new();
+        let (mut taken, mut size) = (Vec::new(), 0_usize);
         for sequences in sequences.chunks(LIST) {
             let mut query = sqlx::query(self.locking(LOCK_LISTED, sequences.len()).await?);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
-            let rows = query
-                .fetch_all(&mut *connection)
-                .await
-                .and_then(|rows| fetched_all(&rows, count))
-                .map_err(failed("claiming events"))?;
+            let (rows, _) = self.within(connection, query, bytes.saturating_sub(size)).await?;
             self.mark_taken(connection, relay, lease, &rows).await?;
+            size = rows.iter().fold(size, |size, row| size.saturating_add(row.bytes));
             taken.extend(rows);
         }
         Ok(taken)
@@ -344,57 +377,63 @@ impl MySqlStore {
         lease: &RowLease,
         behind: i64,
         up_to: i64,
-        limit: usize,
-    ) -> Result<Vec<Fetched>> {
-        let count = self.shard_count().await?;
-        if limit == 0 || behind >= up_to {
-            return Ok(Vec::new());
+        limit: Limit,
+    ) -> Result<Taken> {
+        if limit.rows == 0 || behind >= up_to {
+            return Ok(Taken { rows: Vec::new(), cut: true });
         }
+        let rows = self.fewer(limit).rows;
         if self.claim_style().await? == ClaimStyle::SkipLocked {
-            let rows = sqlx::query(self.tables.sql(LOCK_BETWEEN))
-                .bind(behind)
-                .bind(up_to)
-                .bind(limit as u64)
-                .fetch_all(&mut *connection)
-                .await
-                .and_then(|rows| fetched_all(&rows, count))
-                .map_err(failed("claiming events"))?;
-            self.mark_taken(connection, relay, lease, &rows).await?;
-            return Ok(rows);
+            let query = sqlx::query(self.tables.sql(LOCK_BETWEEN));
+            let query = query.bind(behind).bind(up_to).bind(rows as u64);
+            let (taken, dropped) = self.within(connection, query, limit.bytes).await?;
+            self.mark_taken(connection, relay, lease, &taken).await?;
+            let cut = taken.len() + dropped.len() >= rows || !dropped.is_empty();
+            return Ok(Taken { rows: taken, cut });
         }
         // What carries the token already, from this transaction or an earlier one, is not new.
-        let before: HashSet<i64> = self
-            .taken(connection, lease, count)
-            .await?
-            .into_iter()
-            .map(|row| row.sequence)
-            .collect();
+        let before: Vec<i64> = sqlx::query_scalar(self.tables.sql(TAKEN_NUMBERS))
+            .bind(&lease.token)
+            .fetch_all(&mut *connection)
+            .await
+            .map_err(failed("claiming events"))?;
+        let before: HashSet<i64> = before.into_iter().collect();
         sqlx::query(self.tables.sql(TAKE_BETWEEN))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(behind)
             .bind(up_to)
-            .bind(limit as u64)
+            .bind(rows as u64)
             .execute(&mut *connection)
             .await
             .map_err(failed("claiming events"))?;
-        let mut taken = self.taken(connection, lease, count).await?;
-        taken.retain(|row| !before.contains(&row.sequence));
-        Ok(taken)
-    }
-
-    async fn taken(
-        &self,
-        connection: &mut MySqlConnection,
-        lease: &RowLease,
-        count: u16,
-    ) -> Result<Vec<Fetched>> {
-        sqlx::query(self.tables.sql(TAKEN))
+        let numbers: Vec<i64> = sqlx::query_scalar(self.tables.sql(TAKEN_NUMBERS))
             .bind(&lease.token)
-            .fetch_all(connection)
+            .fetch_all(&mut *connection)
             .await
-            .and_then(|rows| fetched_all(&rows, count))
-            .map_err(failed("claiming events"))
+            .map_err(failed("claiming events"))?;
+        let mut new: Vec<i64> = numbers.into_iter().filter(|n| !before.contains(n)).collect();
+        new.sort_unstable();
+        let (mut taken, mut size, mut surplus) = (Vec::new(), 0_usize, Vec::new());
+        for numbers in new.chunks(LIST) {
+            let mut query = sqlx::query(self.listing(TAKEN, numbers.len()));
+            for number in padded(numbers) {
+                query = query.bind(number);
+            }
+            let left = limit.bytes.saturating_sub(size);
+            let (kept, dropped) = self.within(connection, query, left).await?;
+            size = kept.iter().fold(size, |size, row| size.saturating_add(row.bytes));
+            taken.extend(kept);
+            surplus.extend(dropped);
+        }
+        for numbers in surplus.chunks(LIST) {
+            let mut query = sqlx::query(self.listing(UNCLAIM, numbers.len())).bind(&lease.token);
+            for number in padded(numbers) {
+                query = query.bind(number);
+            }
+            query.execute(&mut *connection).await.map_err(failed("claiming events"))?;
+        }
+        Ok(Taken { rows: taken, cut: new.len() >= rows || !surplus.is_empty() })
     }
 
     async fn mark_taken(

@@ -65,6 +65,17 @@ macro_rules! blocked_by {
     };
 }
 
+/// Whether an event of the lane `l` is held.
+macro_rules! held_in {
+    () => {
+        "exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'held'
+                and e.sent_at is null and e.discarded_at is null and e.dead_at is null
+        )"
+    };
+}
+
 #[async_trait]
 impl Read for MySqlStore {
     async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -296,12 +307,15 @@ impl Read for MySqlStore {
             for (key, destination) in padded(&lanes) {
                 query = query.bind(key).bind(destination);
             }
-            let found: Vec<(String, i64, bool, bool)> =
+            let found: Vec<(String, i64, bool, bool, bool)> =
                 query.fetch_all(&mut *session).await.map_err(failed(DOING))?;
-            still.extend(found.into_iter().map(blocked));
+            for (destination, key, waiting, parked, held) in found {
+                if waiting || parked || held {
+                    still.push(blocked((destination, key, waiting, parked)));
+                }
+            }
         }
         session.done();
-        still.retain(|lane| lane.waiting || lane.parked);
         Ok(still)
     }
 }
@@ -424,7 +438,8 @@ const BLOCKED: &str = concat!(
     ) l order by l.lane, l.destination"
 );
 
-const STILL: &str = concat!("select l.destination, l.lane, ", blocked_by!(), " from ({lanes}) l");
+const STILL: &str =
+    concat!("select l.destination, l.lane, ", blocked_by!(), ", ", held_in!(), " from ({lanes}) l");
 
 /// Rows of a page.
 struct Rows {
@@ -447,7 +462,7 @@ fn numbers(list: String) -> Vec<i64> {
     list.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
+pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 
 fn bind_shards<'q>(mut query: Query<'q>, shards: &[u16]) -> Query<'q> {
     for shard in padded(shards) {
@@ -483,7 +498,7 @@ impl MySqlStore {
     }
 
     /// Fewer rows where events are large: of what was not wanted the server would send all the same.
-    fn fewer(&self, limit: Limit) -> Limit {
+    pub(super) fn fewer(&self, limit: Limit) -> Limit {
         let average = self.average.load(Ordering::Relaxed).max(1);
         Limit { rows: limit.rows.min(limit.bytes / average + 1).max(1), ..limit }
     }
@@ -602,7 +617,7 @@ impl MySqlStore {
         Ok(late)
     }
 
-    fn learn(&self, rows: usize, bytes: usize) {
+    pub(super) fn learn(&self, rows: usize, bytes: usize) {
         if let Some(average) = bytes.checked_div(rows) {
             self.average.store(average, Ordering::Relaxed);
         }

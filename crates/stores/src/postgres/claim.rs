@@ -8,12 +8,23 @@
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
 };
 use sqlx::{Row, postgres::PgRow};
 
-use super::{PostgresStore, micros, read::in_order, row::COLUMNS};
+use super::{
+    PostgresStore, micros,
+    read::{bytes, in_order},
+    row::COLUMNS,
+};
 use crate::failure::failed;
+
+/// Bytes of payload and headers of `e`.
+macro_rules! size {
+    () => {
+        "octet_length(e.payload) + coalesce(octet_length(e.headers), 0)"
+    };
+}
 
 #[async_trait]
 impl Claim for PostgresStore {
@@ -22,13 +33,15 @@ impl Claim for PostgresStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         // Rows that fell due take at most half, so that neither kind starves. The first claim of
         // a relay starts from the marks: what lies before is the sweep's.
         const CLAIM: &str = concat!(
             "with due as materialized (
-                select e.sequence from {events} e
+                select e.sequence, ",
+            size!(),
+            " as bytes from {events} e
                 where e.not_before <= statement_timestamp() and e.locked_until is null
                   and ",
             unsettled!(),
@@ -38,7 +51,9 @@ impl Claim for PostgresStore {
                 for update skip locked
             ),
             fresh as materialized (
-                select e.sequence from {events} e
+                select e.sequence, ",
+            size!(),
+            " as bytes from {events} e
                 where e.sequence > greatest($3, case when $5 then (
                         select min(mark) from {shards} where tenant_group = ''
                     ) end)
@@ -50,11 +65,19 @@ impl Claim for PostgresStore {
                 limit $4
                 for update skip locked
             ),
-            picked as materialized (
-                select sequence, false as fresh from due
+            found as materialized (
+                select sequence, bytes, false as fresh from due
                 union all
-                select sequence, true from fresh
+                select sequence, bytes, true from fresh
                 limit $4
+            ),
+            picked as materialized (
+                select sequence, fresh from (
+                    select f.*, coalesce(sum(bytes) over (
+                        partition by fresh order by sequence
+                        rows between unbounded preceding and 1 preceding), 0) as bytes_before
+                    from found f
+                ) f where bytes_before < $6
             ),
             e as (
                 update {events} e
@@ -67,7 +90,10 @@ impl Claim for PostgresStore {
             columns!(),
             ", n.newest, n.last
             from (
-                select (select sequence from {events} order by sequence desc limit 1) as newest,
+                select case when (select count(*) from found) > (select count(*) from picked)
+                           then (select max(sequence) from picked where fresh)
+                           else (select sequence from {events} order by sequence desc limit 1)
+                       end as newest,
                        (select max(sequence) from picked where fresh) as last
             ) n
             left join e on true"
@@ -78,13 +104,14 @@ impl Claim for PostgresStore {
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(from.sequence)
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
             .bind(from.context.is_empty())
+            .bind(bytes(limit.bytes.div_ceil(2)))
             .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming events"))?;
         session.done();
-        let sequence = cursor(&rows, limit).map_err(failed("claiming events"))?;
+        let sequence = cursor(&rows, limit.rows).map_err(failed("claiming events"))?;
         let rows = in_order(&rows).map_err(failed("claiming events"))?;
         self.remember_claimed(rows.last().map(|row| row.sequence));
         Ok(ClaimedRows {
@@ -101,7 +128,7 @@ impl Claim for PostgresStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         // `open` is what the sweep looks at: fresh rows between floor and cursor, and those at or
         // below the floor that the last snapshot could not see. The floor moves below the lowest
@@ -163,8 +190,10 @@ impl Claim for PostgresStore {
             unsettled!(),
             "
             ),
-            picked as materialized (
-                select e.sequence from {events} e
+            found as materialized (
+                select e.sequence, ",
+            size!(),
+            " as bytes from {events} e
                 where e.sequence = any(array(
                         select sequence from open where free order by sequence limit $6 * 4
                     ))
@@ -174,6 +203,14 @@ impl Claim for PostgresStore {
                 order by e.sequence
                 limit $6
                 for update skip locked
+            ),
+            picked as materialized (
+                select sequence from (
+                    select f.*, coalesce(sum(bytes) over (
+                        order by sequence rows between unbounded preceding and 1 preceding), 0)
+                        as bytes_before
+                    from found f
+                ) f where bytes_before < $7
             ),
             e as (
                 update {events} e
@@ -216,7 +253,8 @@ impl Claim for PostgresStore {
             .bind(floor)
             .bind(context)
             .bind(from.sequence)
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(bytes(limit.bytes))
             .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming late events"))?;

@@ -198,6 +198,17 @@ macro_rules! blocked_by {
     };
 }
 
+/// Whether an event of the lane `l` is held.
+macro_rules! held_in {
+    () => {
+        "exists (
+            select from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'held'
+              and e.sent_at is null and e.discarded_at is null and e.dead_at is null
+        )"
+    };
+}
+
 #[async_trait]
 impl Read for PostgresStore {
     async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -614,21 +625,24 @@ impl Read for PostgresStore {
         const STILL: &str = concat!(
             "select l.destination, l.lane, ",
             blocked_by!(),
+            ", ",
+            held_in!(),
             " from unnest($1::bigint[], $2::text[]) as l (lane, destination)"
         );
 
         let keys: Vec<i64> = lanes.iter().map(|lane| lane.key.0).collect();
         let destinations: Vec<&str> = lanes.iter().map(|lane| lane.destination.as_str()).collect();
         let mut session = self.sessions.take("looking at blocked lanes").await?;
-        let rows: Vec<Blocked> = sqlx::query(self.tables.sql(STILL))
+        let rows: Vec<(Blocked, bool)> = sqlx::query(self.tables.sql(STILL))
             .bind(keys)
             .bind(destinations)
-            .try_map(|row: PgRow| blocked(&row))
+            .try_map(|row: PgRow| Ok((blocked(&row)?, row.try_get(4)?)))
             .fetch_all(&mut *session)
             .await
             .map_err(failed("looking at blocked lanes"))?;
         session.done();
-        Ok(rows.into_iter().filter(|lane| lane.waiting || lane.parked).collect())
+        let still = |(lane, held): &(Blocked, bool)| lane.waiting || lane.parked || *held;
+        Ok(rows.into_iter().filter(still).map(|(lane, _)| lane).collect())
     }
 }
 
@@ -765,7 +779,7 @@ fn snapshot(context: Option<&Context>) -> String {
 }
 
 /// Bytes as they are bound.
-fn bytes(limit: usize) -> i64 {
+pub(super) fn bytes(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).max(1)
 }
 

@@ -8,7 +8,7 @@
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
 };
 use sqlx::SqliteConnection;
 
@@ -21,6 +21,29 @@ use super::{
 };
 use crate::failure::failed;
 
+/// The numbers of those of the rows before which there are fewer bytes than allowed.
+macro_rules! within {
+    ($rows:expr, $bytes:literal) => {
+        concat!(
+            "select sequence from (
+                select sequence, coalesce(sum(length(cast(payload as blob))
+                        + coalesce(length(cast(headers as blob)), 0))
+                    over (order by sequence rows between unbounded preceding and 1 preceding), 0)
+                    as bytes_before
+                from (",
+            $rows,
+            ")
+            ) where bytes_before < ",
+            $bytes
+        )
+    };
+}
+
+/// So many bytes, as the database counts.
+fn size(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 #[async_trait]
 impl Claim for SqliteStore {
     async fn claim(
@@ -28,7 +51,7 @@ impl Claim for SqliteStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         // Behind the lowest mark nothing fresh is left: neither the first claim of a relay nor
         // one that others outrun walks through what was sent.
@@ -64,13 +87,16 @@ impl Claim for SqliteStore {
         }
         let mut transaction = self.begin("claiming events").await?;
         // Rows that fell due take at most half, so that neither kind starves.
-        let due = (limit / 2).max(1);
+        let half = limit.bytes.div_ceil(2);
+        let due = Limit { rows: (limit.rows / 2).max(1), bytes: half };
         let mut rows = self.claim_due(&mut transaction, relay, lease, due).await?;
-        let rest = limit.saturating_sub(rows.len());
+        let rest = Limit { rows: limit.rows.saturating_sub(rows.len()), bytes: half };
         let fresh = self.claim_fresh(&mut transaction, relay, lease, from.sequence, rest).await?;
         transaction.commit().await.map_err(failed("claiming events"))?;
         let last = fresh.iter().map(|row| row.sequence).max().unwrap_or(0);
-        let passed = if fresh.len() < rest { last.max(newest) } else { last };
+        let size = fresh.iter().fold(0_usize, |size, row| size.saturating_add(row.bytes));
+        let all = fresh.len() < rest.rows && size < rest.bytes;
+        let passed = if all { last.max(newest) } else { last };
         position.sequence = position.sequence.max(passed);
         rows.extend(fresh);
         rows.sort_unstable_by_key(|row| row.sequence);
@@ -82,7 +108,7 @@ impl Claim for SqliteStore {
         relay: &Relay,
         lease: &RowLease,
         from: &Position,
-        limit: usize,
+        limit: Limit,
     ) -> Result<ClaimedRows> {
         const LOWEST: &str = concat!(
             "select sequence from {events}
@@ -97,15 +123,18 @@ impl Claim for SqliteStore {
             set locked_by = ?1, locked_until = ",
             now!(),
             " + ?2
-            where sequence in (
-                select sequence from {events}
-                where sequence > ?3 and sequence <= ?4
-                  and not_before is null and locked_until is null and ",
-            unsettled!(),
-            "
-                order by sequence
-                limit ?5
-            )
+            where sequence in (",
+            within!(
+                concat!(
+                    "select sequence, payload, headers from {events}
+                    where sequence > ?3 and sequence <= ?4
+                      and not_before is null and locked_until is null and ",
+                    unsettled!(),
+                    " order by sequence limit ?5"
+                ),
+                "?6"
+            ),
+            ")
             returning ",
             columns!()
         );
@@ -141,7 +170,8 @@ impl Claim for SqliteStore {
             .bind(micros(relay.lease))
             .bind(moved)
             .bind(from.sequence)
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(size(limit.bytes))
             .fetch_all(&mut *transaction)
             .await
             .map_err(failed("claiming late events"))?;
@@ -280,23 +310,26 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         relay: &Relay,
         lease: &RowLease,
-        limit: usize,
+        limit: Limit,
     ) -> Result<Vec<Fetched>> {
         const CLAIM_DUE: &str = concat!(
             "update {events}
             set locked_by = ?1, locked_until = ",
             now!(),
             " + ?2
-            where sequence in (
-                select sequence from {events}
-                where not_before <= ",
-            now!(),
-            " and locked_until is null and ",
-            unsettled!(),
-            "
-                order by not_before
-                limit ?3
-            )
+            where sequence in (",
+            within!(
+                concat!(
+                    "select sequence, payload, headers from {events}
+                    where not_before <= ",
+                    now!(),
+                    " and locked_until is null and ",
+                    unsettled!(),
+                    " order by not_before limit ?3"
+                ),
+                "?4"
+            ),
+            ")
             returning ",
             columns!()
         );
@@ -304,7 +337,8 @@ impl SqliteStore {
         let rows = sqlx::query(self.tables.sql(CLAIM_DUE))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(size(limit.bytes))
             .fetch_all(connection)
             .await
             .map_err(failed("claiming due events"))?;
@@ -317,24 +351,27 @@ impl SqliteStore {
         relay: &Relay,
         lease: &RowLease,
         from: i64,
-        limit: usize,
+        limit: Limit,
     ) -> Result<Vec<Fetched>> {
         const CLAIM_FRESH: &str = concat!(
             "update {events}
             set locked_by = ?1, locked_until = ",
             now!(),
             " + ?2
-            where sequence in (
-                select sequence from {events}
-                where sequence > max(?3, ",
-            floor!(),
+            where sequence in (",
+            within!(
+                concat!(
+                    "select sequence, payload, headers from {events}
+                    where sequence > max(?3, ",
+                    floor!(),
+                    ")
+                      and not_before is null and locked_until is null and ",
+                    unsettled!(),
+                    " order by sequence limit ?4"
+                ),
+                "?5"
+            ),
             ")
-                  and not_before is null and locked_until is null and ",
-            unsettled!(),
-            "
-                order by sequence
-                limit ?4
-            )
             returning ",
             columns!()
         );
@@ -343,7 +380,8 @@ impl SqliteStore {
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(from)
-            .bind(limit as i64)
+            .bind(limit.rows as i64)
+            .bind(size(limit.bytes))
             .fetch_all(connection)
             .await
             .map_err(failed("claiming fresh events"))?;

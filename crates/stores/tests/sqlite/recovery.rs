@@ -43,7 +43,8 @@ impl Outbox {
         store.settle(&fence, &batch, true).await.unwrap();
         for number in [1, 2] {
             let from = Position::default();
-            let claimed = store.claim(&relay, &token(number), &from, 1).await.unwrap().rows;
+            let claimed =
+                store.claim(&relay, &token(number), &from, Limit::rows(1)).await.unwrap().rows;
             assert_eq!(claimed[0].sequence, sequences[number as usize + 1]);
         }
         let outbox = Self { store, relay, fence, events, sequences };
@@ -110,13 +111,13 @@ const TRANSACTIONS: [(&str, Write); 11] = [
     }),
     ("claim", |o| {
         Box::pin(async {
-            o.store.claim(&o.relay, &token(3), &Position::default(), 1).await.map(drop)
+            o.store.claim(&o.relay, &token(3), &Position::default(), Limit::rows(1)).await.map(drop)
         })
     }),
     ("claim late", |o| {
         Box::pin(async {
             let from = Position { sequence: o.sequences[5], ..Position::default() };
-            o.store.claim_late(&o.relay, &token(3), &from, 1).await.map(drop)
+            o.store.claim_late(&o.relay, &token(3), &from, Limit::rows(1)).await.map(drop)
         })
     }),
     ("replay", |o| {

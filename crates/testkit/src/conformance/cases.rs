@@ -145,6 +145,7 @@ macro_rules! store_conformance {
                 a_row_given_back_after_an_attempt_is_a_retry
                 rows_that_are_given_back_are_free
                 a_hot_claim_takes_what_is_free
+                a_claim_ends_where_its_bytes_do
             }
             sweep {
                 the_sweep_finds_what_was_given_back_behind_the_cursor

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Status,
-    store::{Position, Relay, Verdict, Wait},
+    store::{Limit, Position, Relay, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 
@@ -322,4 +322,40 @@ pub async fn a_hot_claim_takes_what_is_free<DB: Dialect>(subject: &Subject<DB>) 
     assert_eq!(record.locked_by.as_ref(), Some(&hot.lease.token));
     assert!(outbox.store.claim_hot(&hot.relay, &hot.lease, &wanted).await.unwrap().is_empty());
     assert!(outbox.store.claim_hot(&hot.relay, &hot.lease, &[]).await.unwrap().is_empty());
+}
+
+/// A claim ends where its bytes do, and so does a sweep; one event that is larger comes alone.
+pub async fn a_claim_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let payload = format!("{:?}", "x".repeat(10_000));
+    let large = |n: i64| {
+        let event = Event::builder("Happened").aggregate("Thing", n).raw_json(payload.clone());
+        event.build().unwrap()
+    };
+    let all: Vec<Event> = (0..12).map(large).collect();
+    let expected: Vec<i64> = outbox.enqueue(&all).await.iter().map(|one| one.sequence).collect();
+    for (bytes, most) in [(1, 1), (40_000, 5)] {
+        let limit = Limit { rows: 100, bytes };
+        let mut claimer = outbox.claimer(&format!("within-{bytes}"));
+        let mut found = Vec::new();
+        while found.len() < expected.len() {
+            let rows = claimer.claim_within(limit).await;
+            assert!((1..=most).contains(&rows.len()), "{} events in {bytes} bytes", rows.len());
+            found.extend(sequences(&rows));
+        }
+        assert_eq!(found, expected);
+        assert!(claimer.claim_within(limit).await.is_empty());
+
+        // What was given back is swept up in the same way.
+        outbox.store.unclaim(&claimer.lease, &expected).await.unwrap();
+        let mut swept = Vec::new();
+        while swept.len() < expected.len() {
+            let rows = claimer.claim_late_within(limit).await;
+            assert!((1..=most).contains(&rows.len()), "{} swept in {bytes} bytes", rows.len());
+            swept.extend(sequences(&rows));
+        }
+        swept.sort_unstable();
+        assert_eq!(swept, expected);
+        outbox.store.unclaim(&claimer.lease, &expected).await.unwrap();
+    }
 }

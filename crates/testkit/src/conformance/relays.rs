@@ -271,14 +271,22 @@ impl Claimer {
         Fence::Rows(self.lease.clone())
     }
 
-    pub(super) async fn claim(&mut self, limit: usize) -> Vec<Fetched> {
+    pub(super) async fn claim(&mut self, rows: usize) -> Vec<Fetched> {
+        self.claim_within(Limit::rows(rows)).await
+    }
+
+    pub(super) async fn claim_within(&mut self, limit: Limit) -> Vec<Fetched> {
         let claimed =
             self.store.claim(&self.relay, &self.lease, &self.position, limit).await.unwrap();
         self.position = claimed.position;
         claimed.rows
     }
 
-    pub(super) async fn claim_late(&mut self, limit: usize) -> Vec<Fetched> {
+    pub(super) async fn claim_late(&mut self, rows: usize) -> Vec<Fetched> {
+        self.claim_late_within(Limit::rows(rows)).await
+    }
+
+    pub(super) async fn claim_late_within(&mut self, limit: Limit) -> Vec<Fetched> {
         let claimed =
             self.store.claim_late(&self.relay, &self.lease, &self.position, limit).await.unwrap();
         self.position = claimed.position;
