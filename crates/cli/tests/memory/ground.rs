@@ -129,7 +129,7 @@ impl Ground {
 
     /// A relay with default settings and these arguments.
     pub fn relay(&self, args: &[&str]) -> Relay {
-        let mut relay = self.binary();
+        let mut relay = Self::binary();
         relay.args(args).args(self.place());
         self.start(relay)
     }
@@ -139,12 +139,12 @@ impl Ground {
         let outbox = format!("[outbox]\nurl = \"{}\"\ntable = \"{}\"\n", self.url, self.name());
         let file = self.folder.join("posthaste.toml");
         fs::write(&file, outbox + settings).unwrap();
-        let mut relay = self.binary();
+        let mut relay = Self::binary();
         relay.arg("--config").arg(file);
         self.start(relay)
     }
 
-    fn binary(&self) -> Command {
+    fn binary() -> Command {
         let mut relay = command::command(&[]);
         if let Some(other) = std::env::var_os("POSTHASTE_TEST_RELAY") {
             relay = Command::new(other);

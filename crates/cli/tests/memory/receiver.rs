@@ -11,7 +11,7 @@ use std::{
 };
 
 use redis::{
-    AsyncCommands as _, Value,
+    AsyncCommands as _, AsyncConnectionConfig, Value,
     streams::{StreamReadOptions, StreamReadReply},
 };
 use tokio::{
@@ -26,6 +26,9 @@ pub const NUMBER: &str = "test-number";
 
 /// How many entries are read from Redis at once, and so are in this process at most.
 const ENTRIES: usize = 16;
+
+/// How long Redis may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What has come.
 #[derive(Debug, Clone, Default)]
@@ -174,7 +177,10 @@ pub struct Stream {
 impl Stream {
     pub async fn start(url: &str, stream: &str) -> Self {
         let client = redis::Client::open(url).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        // Entries of many MiB: on a busy machine they take their time.
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let connection = client.get_multiplexed_async_connection_with_config(&patient).await;
+        let mut connection = connection.unwrap();
         let (received, stream) = (Received::default(), stream.to_owned());
         let to = received.clone();
         let task = tokio::spawn(async move {
