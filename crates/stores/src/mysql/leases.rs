@@ -226,6 +226,11 @@ const RESERVED: &str = "
     select least(coalesce((select reserved from {relays} where owner = ?), 9223372036854775807),
         coalesce((select max(sequence) from {events}), 0))";
 
+const ALIVE: &str = "
+    select timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6)
+    from {relays}
+    where owner = ?";
+
 impl MySqlStore {
     async fn take(
         &self,
@@ -255,10 +260,15 @@ impl MySqlStore {
         query.execute(&mut *connection).await.map_err(failed("acquiring shards"))?;
         let mut reserved = HashMap::new();
         let me = relay.owner();
-        for owner in free.iter().filter_map(|row| row.4.as_deref()).filter(|owner| *owner != me) {
-            if !reserved.contains_key(owner) {
-                reserved.insert(owner.to_owned(), self.reserved(connection, owner).await?);
+        for (_, epoch, _, _, owner) in &free {
+            let Some(owner) = owner.as_deref().filter(|owner| *owner != me) else { continue };
+            if reserved.contains_key(owner) {
+                continue;
             }
+            // The server has ended a lease of its earlier life, not the relay that had it.
+            let ended = *epoch < first && self.is_alive(connection, owner).await?;
+            let up_to = if ended { None } else { Some(self.reserved(connection, owner).await?) };
+            reserved.insert(owner.to_owned(), up_to);
         }
         let newest: i64 = sqlx::query_scalar(self.tables.sql(NEWEST))
             .fetch_one(&mut *connection)
@@ -267,7 +277,7 @@ impl MySqlStore {
         let lease = |(shard, epoch, mark, context, previous): FreeShard| ShardLease {
             held: Held { shard: shard as u16, epoch: first.max(epoch + 1) },
             mark: usable(mark, &context, life, newest),
-            suspect_to: previous.and_then(|owner| reserved.get(&owner).copied()),
+            suspect_to: previous.and_then(|owner| reserved.get(&owner).copied().flatten()),
         };
         Ok(free.into_iter().map(lease).collect())
     }
@@ -300,6 +310,15 @@ impl MySqlStore {
             }
         }
         Ok(free)
+    }
+
+    async fn is_alive(&self, connection: &mut MySqlConnection, owner: &str) -> Result<bool> {
+        let alive: Option<bool> = sqlx::query_scalar(self.tables.sql(ALIVE))
+            .bind(owner)
+            .fetch_optional(connection)
+            .await
+            .map_err(failed("acquiring shards"))?;
+        Ok(alive.unwrap_or(false))
     }
 
     async fn reserved(&self, connection: &mut MySqlConnection, owner: &str) -> Result<i64> {

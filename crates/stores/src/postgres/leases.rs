@@ -219,7 +219,12 @@ impl PostgresStore {
         // from the first event. Another life is no such reason: a mark is in the log after all that it
         // speaks of, and so are the transaction ids and numbers that were given out before it.
         const ACQUIRE: &str = "with free as materialized (
-                select shard, nullif(locked_by, $2) as previous,
+                -- The server has ended a lease of its earlier life, not the relay that had it.
+                select shard, case when epoch >= (select first_epoch from {life}) or not exists (
+                           select from {relays} r
+                           where r.owner = locked_by and r.heartbeat_at
+                               + r.lease_ms * interval '1 millisecond' > clock_timestamp()
+                       ) then nullif(locked_by, $2) end as previous,
                        case when split_part(mark_context, '|', 2)
                                = pg_relation_filenode('{events}'::regclass)::text
                            then pg_snapshot_xmax(split_part(mark_context, '|', 1)::pg_snapshot)
