@@ -19,7 +19,8 @@ use posthaste_stores::{
 };
 use posthaste_testkit::{conformance::Subject, tables};
 use sqlx::{
-    AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Row, mysql::MySqlPoolOptions,
+    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row,
+    mysql::MySqlPoolOptions,
 };
 use uuid::Uuid;
 
@@ -185,6 +186,48 @@ async fn numbers_that_are_far_apart_and_rolled_back_ones_leave_nothing_behind() 
     outbox.until_closed(position).await;
     outbox.execute(&mut writer, "set auto_increment_increment = 1").await;
     reader.rollback().await.unwrap();
+    outbox.drop().await;
+}
+
+/// With its first row a statement reserves the numbers of all. Readers pass them, and while it runs they cost
+/// nothing.
+#[tokio::test]
+async fn numbers_that_a_long_statement_has_yet_to_use_are_found_when_it_is_committed() {
+    const SLOW: &str = "
+        insert into {events} (event_id, event_type, payload)
+        values (uuid(), 'T', '1'), (uuid(), 'T', sleep(2)), (uuid(), 'T', '3')";
+
+    let outbox = Outbox::new().await;
+    for after in [None, Some(Duration::from_millis(700))] {
+        let mut connection = outbox.pool.acquire().await.unwrap();
+        let (slow, commit) = (outbox.tables.fill(SLOW), after.is_some());
+        let mut running = tokio::spawn(async move {
+            if let Some(after) = after {
+                connection.execute("start transaction").await.unwrap();
+                connection.execute(AssertSqlSafe(slow)).await.unwrap();
+                tokio::time::sleep(after).await;
+                connection.execute("commit").await.unwrap();
+            } else {
+                connection.execute(AssertSqlSafe(slow)).await.unwrap();
+            }
+        });
+        let (mut found, mut position) = (Vec::new(), Position::default());
+        let mut read = async || {
+            outbox.commit(&[event("quick")]).await;
+            let page = outbox.store.read_on(&SHARDS, &position, Limit::rows(1000)).await.unwrap();
+            found.extend(sequences(&page));
+            position = page.position;
+        };
+        while tokio::time::timeout(Duration::from_millis(20), &mut running).await.is_err() {
+            read().await;
+        }
+        read().await;
+        found.sort_unstable();
+        let all = outbox.tables.fill("select sequence from {events} order by sequence");
+        let all: Vec<i64> =
+            sqlx::query_scalar(AssertSqlSafe(all)).fetch_all(&outbox.pool).await.unwrap();
+        assert_eq!(found, all, "in a transaction: {commit}");
+    }
     outbox.drop().await;
 }
 

@@ -17,4 +17,6 @@ mod servers;
 
 mod shares;
 
+mod strides;
+
 mod swallowed;

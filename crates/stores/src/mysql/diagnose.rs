@@ -10,7 +10,7 @@ use posthaste_core::{
 };
 use sqlx::{AssertSqlSafe, Row, mysql::MySqlRow};
 
-use super::{MySqlStore, inspect::time, late::NOT_SHOWN, number, schema::MIGRATIONS};
+use super::{MySqlStore, inspect::time, number, schema::MIGRATIONS, statements::NOT_SHOWN};
 use crate::{
     diagnose::{
         LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, indexes, made, privileges, schema,

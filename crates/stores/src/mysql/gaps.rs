@@ -111,9 +111,38 @@ impl Gaps {
         self.0 = left;
     }
 
+    /// Takes out the numbers that were seen missing by `until`: gives those of `inserted`, which is in
+    /// order, and the others.
+    pub(super) fn split(&mut self, until: Instant, inserted: &[i64]) -> (Self, Self) {
+        let mut old = Self(self.0.extract_if(.., |gap| gap.seen <= until).collect());
+        let mut used = old.clone();
+        used.close(until, inserted);
+        old.take(inserted);
+        (used, old)
+    }
+
     /// Those that were seen by then.
     pub(super) fn seen_by(&self, until: Instant) -> Self {
         Self(self.0.iter().copied().filter(|gap| gap.seen <= until).collect())
+    }
+
+    /// Takes out those that were seen since then.
+    pub(super) fn take_seen_since(&mut self, since: Instant) -> Self {
+        Self(self.0.extract_if(.., |gap| gap.seen >= since).collect())
+    }
+
+    /// When the last one was seen.
+    pub(super) fn last_seen(&self) -> Option<Instant> {
+        self.0.iter().map(|gap| gap.seen).max()
+    }
+
+    /// Adds others, which it does not have.
+    pub(super) fn merge(&mut self, others: Self) {
+        let follow = self.0.last().zip(others.0.first()).is_none_or(|(a, b)| a.last < b.first);
+        self.0.extend(others.0);
+        if !follow {
+            self.0.sort_unstable_by_key(|gap| gap.first);
+        }
     }
 
     /// Stretches of numbers that hold all gaps: those that are no further apart than `near` share one,
@@ -184,6 +213,23 @@ mod tests {
         assert_eq!(runs(&gaps), [(3, 4), (7, 7), (30, 31)]);
         gaps.close(late, &[]);
         assert!(gaps.is_empty());
+    }
+
+    #[test]
+    fn what_was_inserted_is_told_from_the_rest() {
+        let early = Instant::now();
+        let late = early + Duration::from_secs(1);
+        let mut gaps = gaps(&[(1, 9), (20, 20)], early);
+        gaps.add(30, 31, late);
+        let (used, unused) = gaps.split(early, &[3, 4, 7, 25, 30]);
+        assert_eq!(runs(&used), [(3, 4), (7, 7)]);
+        assert_eq!(runs(&unused), [(1, 2), (5, 6), (8, 9), (20, 20)]);
+        assert_eq!(runs(&gaps), [(30, 31)]);
+        gaps.merge(unused);
+        assert_eq!(runs(&gaps), [(1, 2), (5, 6), (8, 9), (20, 20), (30, 31)]);
+        assert_eq!(gaps.last_seen(), Some(late));
+        assert_eq!(runs(&gaps.take_seen_since(late)), [(30, 31)]);
+        assert_eq!(gaps.len(), 4);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Late commits are found by gaps: numbers that a read passed over because their transactions had
 //! not ended. Every later read looks into them, until nobody is left who could fill them
-//! (`gaps`, `tracker`, `late`). Leases are rows that a settle locks in share mode before it writes.
+//! (`gaps`, `statements`, `tracker`, `late`). Leases are rows that a settle locks in share mode before it writes.
 //!
 //! Transactions of ours read what is committed: under `repeatable read`, MySQL's default, a lock
 //! on a range would also lock its gaps, and the writers' inserts would wait for us.
@@ -19,6 +19,8 @@ mod life;
 mod leases;
 
 mod gaps;
+
+mod statements;
 
 mod tracker;
 

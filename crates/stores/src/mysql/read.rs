@@ -99,6 +99,10 @@ impl Read for MySqlStore {
         // After the rows: an event that is ahead can have been enqueued after the commit of one that is
         // late.
         self.look_back(&mut session).await?;
+        if let Some(again) = self.tracker_of(reader)?.again(reader) {
+            session.done();
+            return self.start_again(again);
+        }
         let end = ahead.end;
         let (late, given) = {
             let tracker = self.tracker_of(reader)?;
@@ -192,11 +196,15 @@ impl Read for MySqlStore {
         // Asked after the rows: whatever was committed before one of them was enqueued is seen. A number
         // that has appeared under something fresh may be of the same key.
         let reader = self.reader(&session, from, DOING)?;
-        let (missing, late) = {
+        let quiet = self.tracker_of(reader)?.has_quiet();
+        if quiet {
+            self.recall(&mut session, reader.tracker).await?;
+        }
+        let (missing, mut appeared) = {
             let tracker = self.tracker_of(reader)?;
-            (tracker.missing.clone(), tracker.late(reader, i64::MAX, 1))
+            let unknown = tracker.again(reader).is_some();
+            (tracker.missing.clone(), unknown || !tracker.late(reader, i64::MAX, 1).is_empty())
         };
-        let mut appeared = !late.is_empty();
         if !appeared && !missing.is_empty() {
             let fresh = concat!("and ", readable!());
             let visible = self.probe(&mut session, &missing, Some(fresh)).await?;
@@ -497,6 +505,11 @@ impl MySqlStore {
         Ok(Position { sequence: reader.sequence, context })
     }
 
+    /// The page of a reader that was not given something which nobody remembers.
+    fn start_again(&self, reader: Reader) -> Result<Page> {
+        Ok(Page { rows: Vec::new(), position: self.position(reader)?, caught_up: false })
+    }
+
     /// Fewer rows where events are large: of what was not wanted the server would send all the same.
     pub(super) fn fewer(&self, limit: Limit) -> Limit {
         let average = self.average.load(Ordering::Relaxed).max(1);
@@ -562,6 +575,9 @@ impl MySqlStore {
         reader: Reader,
         limit: Limit,
     ) -> Result<Page> {
+        if let Some(again) = self.tracker_of(reader)?.again(reader) {
+            return self.start_again(again);
+        }
         let (late, appeared) = {
             let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, reader.sequence, limit.rows), tracker.appeared())

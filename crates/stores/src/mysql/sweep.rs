@@ -92,6 +92,8 @@ impl MySqlStore {
             self.track(session, reader, cursor, LOOK_LIMIT).await?;
         }
         self.look_back(session).await?;
+        let reader = self.tracker_of(reader)?.again(reader).unwrap_or(reader);
+        sweep.floor = sweep.floor.min(reader.sequence);
         let (late, given) = {
             let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, i64::MAX, usize::MAX), tracker.appeared())

@@ -11,6 +11,11 @@
 //! appeared:  5                a reader's context says how many of these it has been given
 //! ```
 //!
+//! Each read looks for the missing ones. That would cost too much while a statement runs for long that might
+//! still insert under any of them. So those under which nothing is inserted become *quiet*: only the
+//! statements that are *watched* can still use them, and nothing of a statement is committed while it runs.
+//! They are looked for again when one of these ends.
+//!
 //! A context is also good for another process, which has another tracker: it names the numbers that
 //! were missing, or, when these are many, the first of them, and reading starts again there.
 //!
@@ -24,7 +29,11 @@ use std::{collections::VecDeque, fmt, time::Instant};
 use posthaste_core::store::Position;
 use uuid::Uuid;
 
-use super::{gaps::Gaps, life::is_same};
+use super::{
+    gaps::Gaps,
+    life::is_same,
+    statements::{Running, Watched},
+};
 
 /// Most runs of missing numbers that a context names one by one.
 const NAMED: usize = 200;
@@ -32,6 +41,10 @@ const NAMED: usize = 200;
 /// Most numbers that are remembered as appeared. A reader that has not been given older ones starts
 /// again before the lowest of them.
 const REMEMBERED: usize = 400_000;
+
+/// Most quiet runs that are listed. Beyond that, reading starts again before the first of them when a watched
+/// statement ends.
+const QUIET: usize = 200_000;
 
 /// What is known of the missing numbers.
 #[derive(Debug)]
@@ -42,6 +55,13 @@ pub(super) struct Tracker {
     /// The numbers up to here were looked at; `None` before the first look.
     frontier: Option<i64>,
     pub(super) missing: Gaps,
+    /// Missing, too: none of these can appear before a watched statement ends.
+    pub(super) quiet: Gaps,
+    watched: Vec<Watched>,
+    /// The first of the quiet ones that are not listed, and when the last of them was seen.
+    unlisted: Option<(i64, Instant)>,
+    /// How often quiet ones were taken back.
+    recalls: u64,
     appeared: VecDeque<i64>,
     /// How many have been forgotten of those that have appeared, and the lowest of them.
     forgotten: u64,
@@ -69,6 +89,10 @@ impl Tracker {
             life: life.to_owned(),
             frontier: None,
             missing: Gaps::default(),
+            quiet: Gaps::default(),
+            watched: Vec::new(),
+            unlisted: None,
+            recalls: 0,
             appeared: VecDeque::new(),
             forgotten: 0,
             lowest_forgotten: i64::MAX,
@@ -107,6 +131,7 @@ impl Tracker {
             }
             // It speaks for all numbers up to its sequence.
             Some(context) => {
+                self.recall(None);
                 match context.missing {
                     Missing::Named(runs) => {
                         for (first, last) in runs {
@@ -125,7 +150,8 @@ impl Tracker {
     /// The numbers up to `end` were looked at, and of those after `after` these were visible.
     pub(super) fn looked(&mut self, after: i64, present: &[i64], end: i64, now: Instant) {
         let frontier = self.frontier.unwrap_or(after);
-        if end <= frontier {
+        // Nobody has looked at what lies between: the reader starts again.
+        if end <= frontier || after > frontier {
             return;
         }
         let first = present.partition_point(|&number| number <= frontier);
@@ -138,6 +164,103 @@ impl Tracker {
 
     pub(super) fn frontier(&self) -> i64 {
         self.frontier.unwrap_or(0)
+    }
+
+    /// Where this reader starts again, if it was not given something that was forgotten meanwhile.
+    pub(super) fn again(&self, reader: Reader) -> Option<Reader> {
+        (reader.given < self.forgotten).then(|| Reader {
+            given: self.forgotten,
+            sequence: reader.sequence.min(self.lowest_forgotten - 1),
+            ..reader
+        })
+    }
+
+    pub(super) fn misses_nothing(&self) -> bool {
+        self.missing.is_empty() && !self.has_quiet()
+    }
+
+    pub(super) fn has_quiet(&self) -> bool {
+        !self.quiet.is_empty() || self.unlisted.is_some()
+    }
+
+    pub(super) fn recalls(&self) -> u64 {
+        self.recalls
+    }
+
+    /// Takes back the quiet ones that a watched statement could use which has ended since; all of them when
+    /// statements are not shown.
+    pub(super) fn recall_ended(&mut self, running: Option<&Running>) {
+        let Some(running) = running else {
+            return self.recall(None);
+        };
+        let ended: Vec<Watched> =
+            self.watched.extract_if(.., |watched| !running.has(watched)).collect();
+        self.recalls += ended.len() as u64;
+        for watched in ended {
+            self.recall(watched.began);
+        }
+    }
+
+    /// Takes back the quiet ones that were seen since then, or all.
+    fn recall(&mut self, since: Option<Instant>) {
+        if !self.has_quiet() {
+            return;
+        }
+        self.recalls += 1;
+        let recalled = match since {
+            Some(since) => self.quiet.take_seen_since(since),
+            None => std::mem::take(&mut self.quiet),
+        };
+        self.missing.merge(recalled);
+        if let Some((first, seen)) = self.unlisted
+            && since.is_none_or(|since| seen >= since)
+        {
+            self.unlisted = None;
+            self.start_again(first);
+        }
+    }
+
+    /// All readers start again before this number.
+    fn start_again(&mut self, first: i64) {
+        let lowest = self.appeared.iter().copied().min().unwrap_or(first).min(first);
+        self.forgotten += self.appeared.len() as u64 + 1;
+        self.lowest_forgotten = self.lowest_forgotten.min(lowest);
+        self.appeared.clear();
+        self.frontier = self.frontier.map(|frontier| frontier.min(first - 1));
+    }
+
+    /// Gives up the numbers that were seen missing by `until`, but for those that somebody has inserted.
+    pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
+        self.missing.close(until, inserted);
+        let (used, _) = self.quiet.split(until, inserted);
+        self.missing.merge(used);
+    }
+
+    /// Those that were seen missing by `until` are quiet, but for those that somebody has inserted: only
+    /// these statements can still use them.
+    pub(super) fn hush(
+        &mut self,
+        until: Instant,
+        inserted: &[i64],
+        watched: impl Iterator<Item = Watched>,
+    ) {
+        let (used, unused) = self.missing.split(until, inserted);
+        self.missing.merge(used);
+        self.quiet.merge(unused);
+        for watched in watched {
+            if !self.watched.iter().any(|known| known.is(&watched)) {
+                self.watched.push(watched);
+            }
+        }
+        if self.quiet.len() > QUIET
+            && let Some((first, seen)) = self.quiet.first().zip(self.quiet.last_seen())
+        {
+            self.unlisted = Some(match self.unlisted {
+                Some((known, then)) => (first.min(known), seen.max(then)),
+                None => (first, seen),
+            });
+            self.quiet = Gaps::default();
+        }
     }
 
     /// These numbers are visible, in order: those that were missing have appeared.
@@ -162,8 +285,9 @@ impl Tracker {
 
     /// The context of a reader that stands here.
     pub(super) fn context(&self, reader: Reader) -> String {
-        let missing = if self.missing.len() <= NAMED {
-            let runs = self.missing.iter().map(|gap| (gap.first, gap.last));
+        let missing = if self.missing.len() + self.quiet.len() <= NAMED && self.unlisted.is_none() {
+            let gaps = self.missing.iter().chain(self.quiet.iter());
+            let runs = gaps.map(|gap| (gap.first, gap.last));
             // What it has not been given is missing to another tracker.
             let late = self.late(reader, i64::MAX, NAMED + 1);
             if late.len() <= NAMED {
@@ -180,8 +304,9 @@ impl Tracker {
 
     fn first_missing(&self, late: &[(u64, i64)]) -> Missing {
         let late = late.iter().map(|&(_, number)| number).min();
-        let first = self.missing.first().into_iter().chain(late).min();
-        Missing::From(first.unwrap_or(1))
+        let unlisted = self.unlisted.map(|(first, _)| first);
+        let all = [self.missing.first(), self.quiet.first(), unlisted, late];
+        Missing::From(all.into_iter().flatten().min().unwrap_or(1))
     }
 }
 
@@ -320,6 +445,8 @@ fn first(missing: &Missing) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn position(sequence: i64, context: String) -> Position {
@@ -388,6 +515,69 @@ mod tests {
         assert_eq!(join(&[one.clone(), other_life]), Position::default());
         assert_eq!(join(&[one.clone(), position(80, String::new())]), Position::default());
         assert_eq!(join(std::slice::from_ref(&one)), one);
+    }
+
+    fn running(at: Instant) -> Running {
+        Running::of_one(7, 12, at, Duration::from_secs(5))
+    }
+
+    #[test]
+    fn quiet_numbers_are_looked_for_again_when_a_watched_statement_ends() {
+        let begun = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), begun);
+        tracker.looked(0, &[1, 4, 7], 7, begun);
+        let now = begun + Duration::from_secs(1);
+        tracker.hush(begun, &[3], running(now).watched());
+        let missing: Vec<_> = tracker.missing.iter().map(|gap| (gap.first, gap.last)).collect();
+        assert_eq!(missing, [(3, 3)], "somebody has inserted it");
+        assert!(tracker.has_quiet());
+        assert!(tracker.context(Reader { sequence: 7, ..reader }).ends_with("|3,2,5-6"));
+        tracker.recall_ended(Some(&running(now)));
+        assert!(tracker.has_quiet(), "it still runs");
+        tracker.recall_ended(Some(&Running::none(now)));
+        assert!(!tracker.has_quiet());
+        tracker.saw(&[5]);
+        assert_eq!(numbers(&tracker.late(reader, 9, 10)), [5]);
+    }
+
+    #[test]
+    fn quiet_numbers_of_before_a_statement_stay_quiet_when_it_ends() {
+        let begun = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        tracker.reader(&Position::default(), begun);
+        tracker.looked(0, &[1, 4], 4, begun);
+        let now = begun + Duration::from_secs(9);
+        tracker.hush(begun, &[], running(now).watched());
+        tracker.recall_ended(Some(&Running::none(now)));
+        assert!(tracker.has_quiet(), "it began 4 s after they were seen");
+        tracker.close(begun, &[3]);
+        assert!(!tracker.has_quiet());
+        assert_eq!(tracker.missing.first(), Some(3));
+    }
+
+    #[test]
+    fn too_many_quiet_numbers_are_read_again_when_a_watched_statement_ends() {
+        let begun = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), begun);
+        let end = 2 * QUIET as i64 + 4;
+        let present: Vec<i64> = (1..=end / 2).map(|n| n * 2).collect();
+        tracker.looked(0, &present, end, begun);
+        let now = begun + Duration::from_secs(1);
+        tracker.hush(begun, &[], running(now).watched());
+        assert!(tracker.quiet.is_empty() && tracker.has_quiet());
+        let there = Reader { sequence: end, ..reader };
+        let context = tracker.context(there);
+        assert!(context.ends_with("|<1"), "{context}");
+        assert_eq!(tracker.again(there), None, "nothing of them can be there yet");
+        tracker.recall_ended(Some(&Running::none(now)));
+        let again = tracker.again(there).unwrap();
+        assert_eq!((again.sequence, tracker.frontier()), (0, 0));
+        assert_eq!(tracker.reader(&position(end, context), now), again);
+        // One that was reading meanwhile moves nothing.
+        tracker.looked(end, &[end + 2], end + 2, now);
+        assert_eq!(tracker.frontier(), 0);
     }
 
     #[test]
