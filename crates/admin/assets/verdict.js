@@ -5,7 +5,7 @@ import { duration, many } from "./format.js";
 const LONG_S = 60;
 
 /** `{ kind, title, text }` of an overview, the most urgent first. */
-export function verdict({ counts, relays, pauses, oldest_pending_s }) {
+export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }) {
   const alive = relays.filter((relay) => relay.alive);
   const open = alive.flatMap((relay) => relay.breakers ?? []);
   const outbox = pauses.find((pause) => pause.kind === "outbox");
@@ -27,6 +27,11 @@ export function verdict({ counts, relays, pauses, oldest_pending_s }) {
       title,
       "Their events wait and no attempt is burnt; the relays try again by themselves.",
     );
+  }
+  if (stalls?.length) {
+    const { reason, sequence } = stalls[0];
+    const events = stalls.reduce((sum, stall) => sum + stall.events, 0);
+    return say("bad", `${many(events, "event")} stalled`, `Sequence ${sequence}: ${reason}.`);
   }
   if (oldest_pending_s > LONG_S) {
     return say(

@@ -42,6 +42,10 @@ pub const COLD_QUEUE_DEPTH: &str = "outbox_cold_queue_depth";
 pub const MEMORY_BYTES: &str = "outbox_memory_bytes";
 /// Shards that this relay owns.
 pub const SHARDS_OWNED: &str = "outbox_shards_owned";
+/// Events that could be handed over and are not, for no reason that this relay knows.
+pub const STALLED_EVENTS: &str = "outbox_stalled_events";
+/// For how long the first of them stalls; 0 when there is none.
+pub const STALL_AGE_SECONDS: &str = "outbox_stall_age_seconds";
 /// Relays of the outbox that are alive, as this one sees it.
 pub const RELAYS_ALIVE: &str = "outbox_relays_alive";
 /// Outcomes that were refused because the lease was lost.

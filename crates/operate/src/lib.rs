@@ -17,6 +17,7 @@ mod bulk;
 
 pub use self::{
     bulk::{Action, Bulk, BulkReport, MAX_EVENTS, Progress},
+    doctor::StallLine,
     filter::describe,
     lines::{EventDetail, EventLine, ShardLine},
     operator::Operator,

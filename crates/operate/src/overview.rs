@@ -1,12 +1,16 @@
 //! How an outbox stands, on one page. As quick with a million events as with none: counts are exact up
 //! to a cap, and say when they are not.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use posthaste_core::{
     Result,
     store::{Counts, OpenBreaker, Pause, RelayRecord, ShardRecord, Store, TenantBacklog},
 };
 use serde::Serialize;
+
+use crate::doctor::{StallLine, stalls};
 
 /// How an outbox stands. Ages are in seconds.
 #[derive(Debug, Clone, Serialize)]
@@ -22,6 +26,8 @@ pub struct Overview {
     pub sent: Option<u64>,
     /// For how long the oldest event that could be delivered has waited.
     pub oldest_pending_s: Option<f64>,
+    /// Events that could be delivered and are not.
+    pub stalls: Vec<StallLine>,
     /// The backlog by tenant, the largest first.
     pub backlog_by_tenant: Vec<TenantBacklog>,
     /// The backlog by tenant is that of the oldest events only.
@@ -91,11 +97,17 @@ impl From<Pause> for PauseLine {
 }
 
 impl Overview {
-    /// Asks the store. `outbox` is the name to show.
-    pub async fn read(store: &dyn Store, outbox: impl Into<String>) -> Result<Self> {
+    /// Asks the store. `outbox` is the name to show. An event that waits for no reason for longer than
+    /// `stall_after` stalls.
+    pub async fn read(
+        store: &dyn Store,
+        outbox: impl Into<String>,
+        stall_after: Duration,
+    ) -> Result<Self> {
         let now = store.now().await?;
         let counts = store.counts(Counts::CAP).await?;
         let oldest = store.oldest_pending().await?;
+        let stalls = stalls(store, stall_after).await?;
         let tenants = store.counts_by_tenant(Counts::CAP).await?;
         let shards = store.shards().await?;
         let relays = store.relays().await?;
@@ -107,6 +119,7 @@ impl Overview {
             counts,
             sent: None,
             oldest_pending_s: oldest.map(|age| age.as_secs_f64()),
+            stalls,
             backlog_by_tenant: tenants.tenants,
             backlog_estimated: tenants.estimated,
             relays: relays.into_iter().map(|relay| RelayLine::new(relay, &shards, now)).collect(),

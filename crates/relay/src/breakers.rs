@@ -1,4 +1,4 @@
-//! Which destinations take nothing, told to the other relays and to operators.
+//! Which destinations take nothing and which events stall, told to the other relays and to operators.
 
 use std::{
     sync::Arc,
@@ -6,7 +6,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use posthaste_core::{Result, store::OpenBreaker};
+use posthaste_core::{
+    Result,
+    store::{OpenBreaker, Report},
+};
 
 use crate::{
     driver::{Done, Driver},
@@ -19,15 +22,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// What was reported last.
 #[derive(Debug, Default)]
 pub(crate) struct Breakers {
-    reported: Vec<OpenBreaker>,
+    reported: Report,
     reporting: bool,
     not_before: Option<Instant>,
 }
 
 impl Driver {
     /// Reports what has changed since the last time.
-    pub(crate) fn report_breakers(&mut self, now: Instant) {
-        let idle = self.breakers.reported.is_empty() && self.lanes.breakers_open() == 0;
+    pub(crate) fn report_state(&mut self, now: Instant) {
+        let idle = self.breakers.reported == Report::default()
+            && self.lanes.breakers_open() == 0
+            && self.stalls.told().is_empty();
         let early = self.breakers.not_before.is_some_and(|at| now < at);
         // Before the first heartbeat there is no row to write to.
         if idle || early || self.breakers.reporting || !self.acquired_once {
@@ -50,29 +55,36 @@ impl Driver {
                 error: breaker.error.unwrap_or_default(),
             })
             .collect();
-        let same = open.len() == self.breakers.reported.len()
-            && open.iter().zip(&self.breakers.reported).all(|(new, old)| {
+        let reported = &self.breakers.reported;
+        let same = open.len() == reported.breakers.len()
+            && open.iter().zip(&reported.breakers).all(|(new, old)| {
                 (&new.destination, &new.state, &new.error)
                     == (&old.destination, &old.state, &old.error)
             });
-        if same {
+        let stalls = self.stalls.told();
+        let same_stalls = stalls.len() == reported.stalls.len()
+            && stalls.iter().zip(&reported.stalls).all(|(new, old)| {
+                (&new.reason, new.events, new.sequence) == (&old.reason, old.events, old.sequence)
+            });
+        if same && same_stalls {
             return;
         }
+        let report = Report { breakers: open, stalls: stalls.to_vec() };
         self.breakers.reporting = true;
         let (store, relay) = (Arc::clone(&self.store), self.shards.relay.clone());
         let deadline = self.config.deadline();
         self.tasks.spawn(async move {
-            let result = within(deadline, store.report_breakers(&relay, &open)).await;
-            Done::Reported { open, result }
+            let result = within(deadline, store.report_state(&relay, &report)).await;
+            Done::Reported { report, result }
         });
     }
 
-    pub(crate) fn reported(&mut self, open: Vec<OpenBreaker>, result: Result<()>, now: Instant) {
+    pub(crate) fn reported(&mut self, report: Report, result: Result<()>, now: Instant) {
         self.breakers.reporting = false;
         self.breakers.not_before = Some(now + PAUSE);
         match result {
-            Ok(()) => self.breakers.reported = open,
-            Err(error) => self.database_failed("reporting breakers", &error),
+            Ok(()) => self.breakers.reported = report,
+            Err(error) => self.database_failed("reporting", &error),
         }
     }
 }

@@ -158,13 +158,15 @@ impl Driver {
     }
 
     /// Who is alive, which of them keeps house, and whether shards are left that are nobody's.
-    fn count_relays(&self, census: &Census, now: Instant) {
+    fn count_relays(&mut self, census: &Census, now: Instant) {
         self.observer.meters.relays_alive(census.live.len());
         let sharing = self.pauses.sharing(census).live;
         let first = sharing.first().or(census.live.first());
         let duty = first.is_some_and(|first| first.owner == self.shards.relay.owner());
         self.wires.duty.send_if_modified(|known| std::mem::replace(known, duty) != duty);
         let unowned = census.owners.iter().any(Option::is_none);
+        let free = (0_u16..).zip(&census.owners).filter(|(_, owner)| owner.is_none());
+        self.stalls.unowned = free.map(|(shard, _)| shard).collect();
         let waits = !self.rests() && !self.by_rows() && self.shards.is_empty();
         self.pulse.unowned(now, waits && unowned);
     }

@@ -89,6 +89,8 @@ pub struct Config {
     pub random: Random,
     /// The outbox's name in metrics.
     pub outbox: String,
+    /// An event that could be handed over and is not, for no known reason, stalls after this time.
+    pub stall_after: Duration,
     /// Switched off, it delivers nothing and everything is kept; others share the work as if it were
     /// not there.
     pub enabled: bool,
@@ -123,6 +125,7 @@ impl Default for Config {
             max_attempts: 10,
             random: system_random(),
             outbox: "outbox_event".to_owned(),
+            stall_after: Duration::from_mins(1),
             enabled: true,
             housekeeping: Housekeeping::default(),
             health: HealthLimits::default(),
@@ -159,6 +162,7 @@ impl Config {
             ("busy_interval", self.busy_interval),
             ("idle_interval", self.idle_interval),
             ("dispatch_timeout", self.dispatch_timeout),
+            ("stall_after", self.stall_after),
         ] {
             if value.is_zero() {
                 return Err(Error::invalid(format!("{key} is 0; give it a duration")));
@@ -169,6 +173,7 @@ impl Config {
             ("idle_interval", self.idle_interval),
             ("dispatch_timeout", self.dispatch_timeout),
             ("drain", self.drain),
+            ("stall_after", self.stall_after),
         ] {
             if value > LONGEST_WAIT {
                 return Err(Error::invalid(format!(

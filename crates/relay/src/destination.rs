@@ -91,6 +91,11 @@ impl Outlet {
         }
     }
 
+    /// As many publishes are under way as there may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.publishing >= self.concurrency
+    }
+
     pub(crate) fn published(&mut self, events: usize) {
         self.publishing += 1;
         if let Some(limiter) = &mut self.limiter {

@@ -82,7 +82,7 @@ impl Driver {
                 let timeout = self.config.dispatch_timeout;
                 let interceptors = Arc::clone(&self.interceptors);
                 let observer = Arc::clone(&self.observer);
-                self.tasks.spawn(async move {
+                self.tasks.spawn_within(timeout, async move {
                     let began = Instant::now();
                     let outcomes = publish(&*transport, &interceptors, &batch, timeout).await;
                     let failed =

@@ -16,15 +16,12 @@ use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
     store::{
-        Blocked, BlockedLanes, Due, Fetched, Held, HotRow, LaneKey, OpenBreaker, Page, Pause,
-        Position, Relay as Identity, RelayOrdering, RowLease, SettleReport, ShardLease, Store,
+        Blocked, BlockedLanes, Due, Fetched, Held, HotRow, LaneKey, Page, Pause, Position,
+        Relay as Identity, RelayOrdering, Report, RowLease, SettleReport, ShardLease, Store,
     },
     transport::{Acceptance, Outcome},
 };
-use tokio::{
-    sync::{Notify, mpsc, watch},
-    task::JoinSet,
-};
+use tokio::sync::{Notify, mpsc, watch};
 use uuid::Uuid;
 
 use crate::{
@@ -46,6 +43,8 @@ use crate::{
     settle::Batch,
     shards::Shards,
     source::{NextRead, Source},
+    stalls::{Looked, Stalls},
+    tasks::Tasks,
 };
 
 /// Pause before something that failed for want of a database is tried again.
@@ -134,11 +133,14 @@ pub(crate) enum Done {
         blocked: Result<Vec<Blocked>>,
     },
     Reported {
-        open: Vec<OpenBreaker>,
+        report: Report,
         result: Result<()>,
     },
     Pauses {
         pauses: Result<Vec<Pause>>,
+    },
+    Stalls {
+        looked: Result<Looked>,
     },
     Rested,
 }
@@ -175,7 +177,7 @@ pub(crate) struct Driver {
     pub(crate) config: Config,
     pub(crate) wires: Wires,
     pub(crate) once: bool,
-    pub(crate) tasks: JoinSet<Done>,
+    pub(crate) tasks: Tasks<Done>,
     pub(crate) lanes: Lanes,
     pub(crate) source: Source,
     pub(crate) shards: Shards,
@@ -219,6 +221,7 @@ pub(crate) struct Driver {
     pub(crate) stopping: Option<Stopping>,
     pub(crate) breakers: Breakers,
     pub(crate) pauses: Pauses,
+    pub(crate) stalls: Stalls,
     pub(crate) observer: Arc<Observer>,
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) sampled: Sampled,
@@ -251,7 +254,8 @@ impl Driver {
             ordering: config.ordering,
             lease: config.lease,
         };
-        let now = clock.now();
+        let (now, stall_after) = (clock.now(), config.stall_after);
+        let deadline = config.deadline();
         let rules = Rules {
             global: config.ordering == RelayOrdering::Global,
             unordered: config.ordering == RelayOrdering::None,
@@ -287,7 +291,7 @@ impl Driver {
             config,
             wires,
             once,
-            tasks: JoinSet::new(),
+            tasks: Tasks::new(deadline),
             probe_at: None,
             settling: false,
             unwritten: None,
@@ -314,6 +318,7 @@ impl Driver {
             stopping: None,
             breakers: Breakers::default(),
             pauses: Pauses::new(now),
+            stalls: Stalls::new(stall_after, now),
             observer,
             pulse,
             sampled: Sampled::default(),
@@ -402,7 +407,8 @@ impl Driver {
         self.tick(now);
         self.acquire();
         self.hand_over();
-        self.report_breakers(now);
+        self.look_for_stalls(now);
+        self.report_state(now);
         self.sample(now);
     }
 
@@ -523,8 +529,9 @@ impl Driver {
             Done::Reconciled { read, asked, blocked } => {
                 self.reconciled(read, asked.as_deref(), blocked);
             }
-            Done::Reported { open, result } => self.reported(open, result, now),
+            Done::Reported { report, result } => self.reported(report, result, now),
             Done::Pauses { pauses } => self.paused(pauses, now),
+            Done::Stalls { looked } => self.looked_for_stalls(looked, now),
             Done::Rested => self.resting = false,
         }
         Ok(())
@@ -532,6 +539,7 @@ impl Driver {
 
     /// The answer to a read, or `None` and a pause when the database failed.
     pub(crate) fn came<T>(&mut self, answer: Result<T>, doing: &str, now: Instant) -> Option<T> {
+        self.pulse.read(now, answer.is_err());
         match answer {
             Ok(answer) => Some(answer),
             Err(error) => {
@@ -611,6 +619,8 @@ impl Driver {
         [stats.delivery_p50_ms, stats.delivery_p95_ms] = self.sampled.quantiles;
         stats.housekeeper = *self.wires.duty.borrow();
         stats.paused = self.stands_by();
+        let (stalled, age) = self.stalls.extent(self.clock.now());
+        (stats.stalled, stats.stall_age_s) = (stalled, age.map(|age| age.as_secs_f64().floor()));
         stats
     }
 

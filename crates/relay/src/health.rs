@@ -12,6 +12,9 @@ use std::{
 /// this long, the second try has failed too.
 const UNANSWERED: Duration = Duration::from_secs(8);
 
+/// The first failure came after 5 s at most; so long after it all tries since have failed.
+const FAILING: Duration = Duration::from_secs(4);
+
 /// What is still healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthLimits {
@@ -62,6 +65,13 @@ struct Signs {
     unowned: Option<Instant>,
     /// Switched off or paused.
     stands_by: bool,
+    /// When a call will have taken twice as long as it may.
+    overdue_at: Option<Instant>,
+    /// Since when reads, or settles, have failed one after the other.
+    reads_fail: Option<Instant>,
+    settles_fail: Option<Instant>,
+    /// Events that could be delivered and are not, and why.
+    stalled: Option<String>,
 }
 
 impl Pulse {
@@ -87,6 +97,28 @@ impl Pulse {
         self.signs().oldest = age;
     }
 
+    /// When the first of the calls under way will have taken twice as long as it may.
+    pub(crate) fn overdue_at(&self, at: Option<Instant>) {
+        self.signs().overdue_at = at;
+    }
+
+    /// A read came back.
+    pub(crate) fn read(&self, now: Instant, failed: bool) {
+        let mut signs = self.signs();
+        signs.reads_fail = failed.then(|| signs.reads_fail.unwrap_or(now));
+    }
+
+    /// A settle came back.
+    pub(crate) fn settled(&self, now: Instant, failed: bool) {
+        let mut signs = self.signs();
+        signs.settles_fail = failed.then(|| signs.settles_fail.unwrap_or(now));
+    }
+
+    /// What is said of events that stall.
+    pub(crate) fn stalled(&self, stalled: Option<String>) {
+        self.signs().stalled = stalled;
+    }
+
     pub(crate) fn health(&self, life: Life, limits: &HealthLimits, now: Instant) -> Health {
         let signs = self.signs().clone();
         let silent = |since: Option<Instant>, limit: Duration| {
@@ -94,6 +126,9 @@ impl Pulse {
         };
         let stuck =
             life == Life::Running && signs.turned.is_some() && silent(signs.turned, limits.silence);
+        // Whatever the database does, a call comes back by its deadline, or something blocks it here.
+        let blocked =
+            life == Life::Running && signs.overdue_at.is_some_and(|at| Instant::now() > at);
         let mut reasons = Vec::new();
         match life {
             Life::NotStarted => reasons.push("not started".to_owned()),
@@ -101,22 +136,36 @@ impl Pulse {
             Life::Stopped => reasons.push("stopped".to_owned()),
             Life::Running => {}
         }
-        if stuck {
-            reasons.push(format!("the driver has not come round for {:?}", limits.silence));
+        let unanswered = limits.silence.min(UNANSWERED);
+        if life == Life::Running && signs.turned.is_some() && silent(signs.turned, unanswered) {
+            reasons.push(format!("the driver has not come round for {unanswered:?}"));
+        }
+        if blocked {
+            reasons.push("a call has taken twice as long as it may".to_owned());
         }
         if life == Life::Running {
-            if silent(signs.database, limits.silence.min(UNANSWERED)) {
+            if silent(signs.database, unanswered) {
                 reasons.push("the database was not reached lately".to_owned());
+            }
+            for (doing, since) in [("reads", signs.reads_fail), ("settles", signs.settles_fail)] {
+                if since.is_some() && silent(since, FAILING) {
+                    reasons.push(format!("{doing} fail, one after the other"));
+                }
             }
             if silent(signs.unowned, limits.silence) && signs.unowned.is_some() {
                 reasons.push("there are shards that nobody owns".to_owned());
             }
+            reasons.extend(signs.stalled.clone());
             if signs.oldest.is_some_and(|age| age > limits.max_age) && !signs.stands_by {
                 reasons
                     .push(format!("the oldest eligible event is older than {:?}", limits.max_age));
             }
         }
-        Health { live: life != Life::Ended && !stuck, ready: reasons.is_empty(), reasons }
+        Health {
+            live: life != Life::Ended && !stuck && !blocked,
+            ready: reasons.is_empty(),
+            reasons,
+        }
     }
 
     fn signs(&self) -> MutexGuard<'_, Signs> {
@@ -164,6 +213,52 @@ mod tests {
         let soon = now + Duration::from_secs(4);
         assert!(pulse.health(Life::Running, &LIMITS, soon).ready);
         assert!(!pulse.health(Life::Running, &sooner, soon).ready);
+    }
+
+    #[test]
+    fn a_driver_that_does_not_turn_is_unready_within_10_s_and_dead_after_30() {
+        let now = Instant::now();
+        let (pulse, later) = (pulse(now), now + Duration::from_secs(9));
+        pulse.reached_database(later);
+        let health = pulse.health(Life::Running, &LIMITS, later);
+        assert!(health.live && !health.ready, "{health:?}");
+    }
+
+    #[test]
+    fn a_call_that_has_taken_twice_as_long_as_it_may_makes_it_dead() {
+        let now = Instant::now();
+        let pulse = pulse(now);
+        pulse.overdue_at(Some(now + Duration::from_mins(1)));
+        assert!(pulse.health(Life::Running, &LIMITS, now).live);
+        pulse.overdue_at(now.checked_sub(Duration::from_millis(1)));
+        let health = pulse.health(Life::Running, &LIMITS, now);
+        assert!(!health.live && !health.ready, "{health:?}");
+        assert!(pulse.health(Life::Stopped, &LIMITS, now).live);
+    }
+
+    #[test]
+    fn reads_or_settles_that_only_fail_make_it_unready_within_10_s() {
+        for fail in [Pulse::read, Pulse::settled] {
+            let now = Instant::now();
+            let (pulse, later) = (pulse(now), now + Duration::from_secs(5));
+            fail(&pulse, now, true);
+            assert!(pulse.health(Life::Running, &LIMITS, now).ready, "one failure is none");
+            fail(&pulse, later, true);
+            let health = pulse.health(Life::Running, &LIMITS, later);
+            assert!(health.live && !health.ready, "{health:?}");
+            fail(&pulse, later, false);
+            assert!(pulse.health(Life::Running, &LIMITS, later).ready);
+        }
+    }
+
+    #[test]
+    fn an_event_that_stalls_makes_it_unready_and_says_why() {
+        let now = Instant::now();
+        let pulse = pulse(now);
+        pulse.stalled(Some("events stall: 1".to_owned()));
+        let health = pulse.health(Life::Running, &LIMITS, now);
+        assert!(health.live && !health.ready);
+        assert_eq!(health.reasons, ["events stall: 1"]);
     }
 
     #[test]

@@ -53,7 +53,11 @@ mod housekeeping;
 
 mod breakers;
 
+mod stalls;
+
 mod stop;
+
+mod tasks;
 
 mod driver;
 

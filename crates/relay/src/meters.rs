@@ -39,6 +39,8 @@ struct RelayMeters {
     cold_queue: Gauge,
     memory: Gauge,
     shards_owned: Gauge,
+    stalled: Gauge,
+    stall_age: Gauge,
     relays_alive: Gauge,
 }
 
@@ -91,6 +93,8 @@ impl Meters {
                 cold_queue: gauge(metric::COLD_QUEUE_DEPTH),
                 memory: gauge(metric::MEMORY_BYTES),
                 shards_owned: gauge(metric::SHARDS_OWNED),
+                stalled: gauge(metric::STALLED_EVENTS),
+                stall_age: gauge(metric::STALL_AGE_SECONDS),
                 relays_alive: gauge(metric::RELAYS_ALIVE),
             },
             counts: CountMeters {
@@ -152,6 +156,8 @@ impl Meters {
         self.relay.cold_queue.set(now.cold_queue as f64);
         self.relay.memory.set(now.memory as f64);
         self.relay.shards_owned.set(f64::from(now.shards_owned));
+        self.relay.stalled.set(now.stalled as f64);
+        self.relay.stall_age.set(now.stall_age_s.unwrap_or_default());
     }
 
     /// The breaker of the destination with this number: 0 closed, 1 half-open, 2 open.

@@ -70,6 +70,8 @@ pub fn describe() {
     describe_gauge!(COLD_QUEUE_DEPTH, "Events from polls that wait in this relay");
     describe_gauge!(MEMORY_BYTES, "Bytes of events in this relay's memory, all copies counted");
     describe_gauge!(SHARDS_OWNED, "Shards that this relay owns");
+    describe_gauge!(STALLED_EVENTS, "Events that could be handed over and are not");
+    describe_gauge!(STALL_AGE_SECONDS, Unit::Seconds, "For how long the first of them stalls");
     describe_gauge!(RELAYS_ALIVE, "Relays of the outbox that are alive, as this one sees it");
     describe_counter!(STALE_SETTLES_TOTAL, "Outcomes refused because the lease was lost");
     describe_gauge!(BREAKER_STATE, "0 closed, 1 half-open, 2 open");
@@ -156,6 +158,7 @@ impl Driver {
             return;
         }
         self.sampled.at = Some(now);
+        self.pulse.overdue_at(self.tasks.overdue_at());
         self.sampled.quantiles = self.observer.quantiles(Instant::now());
         self.tell();
         if self.briefs.len() > MOST_BRIEFS {

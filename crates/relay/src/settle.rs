@@ -143,7 +143,9 @@ impl Driver {
         self.settling = true;
         let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
         let deadline = self.config.deadline();
-        self.tasks.spawn(async move {
+        // Each part is a call of its own.
+        let patience = deadline * (batch.parts.len() as u32 + 1);
+        self.tasks.spawn_within(patience, async move {
             let report = batch.write(&*store, keep_sent, deadline).await;
             Done::Settled { batch, report }
         });
@@ -151,6 +153,7 @@ impl Driver {
 
     pub(crate) fn settled(&mut self, batch: Batch, report: Result<SettleReport>) {
         self.settling = false;
+        self.pulse.settled(self.clock.now(), report.is_err());
         match report {
             Ok(report) => {
                 if !report.refused.is_empty() {

@@ -162,6 +162,11 @@ impl Source {
         !self.reading && !self.due
     }
 
+    /// Where the walk over what is due goes on.
+    pub(crate) fn due_position(&self) -> Option<DueKey> {
+        self.due_after
+    }
+
     /// All that was visible at the last read ahead has been read.
     pub(crate) fn caught_up(&self) -> bool {
         self.caught_up

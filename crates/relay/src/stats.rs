@@ -49,6 +49,10 @@ pub struct Stats {
     pub delivery_p50_ms: Option<f64>,
     /// 95 of 100 took less.
     pub delivery_p95_ms: Option<f64>,
+    /// Events that could be handed over and are not, for no reason that the relay knows.
+    pub stalled: usize,
+    /// For how many seconds the first of them; `None` when there is none.
+    pub stall_age_s: Option<f64>,
     /// This relay keeps house for the outbox.
     pub housekeeper: bool,
     /// It is switched off, or an operator has paused it, alone or with the whole outbox.

@@ -31,6 +31,9 @@ mod version;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod window;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod overdue;
+
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod sessions;
 

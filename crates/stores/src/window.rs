@@ -53,6 +53,11 @@ pub(crate) fn page(
     EventPage { events, next, examined: examined.max(0) as u64 }
 }
 
+/// A duration in microseconds.
+pub(crate) fn micros(age: std::time::Duration) -> i64 {
+    i64::try_from(age.as_micros()).unwrap_or(i64::MAX)
+}
+
 /// How many rows a count examines at most. Where many were sent above the lowest mark, or had failed
 /// before they were sent, they are passed over one by one.
 pub(crate) fn examined(cap: u64) -> i64 {

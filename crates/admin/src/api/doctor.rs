@@ -2,7 +2,7 @@
 
 use axum::Json;
 use posthaste_core::store::Finding;
-use posthaste_operate::doctor::examine;
+use posthaste_operate::doctor::{STALL_AFTER, examine};
 use serde::Serialize;
 
 use super::ServedOutbox;
@@ -14,5 +14,5 @@ pub(super) struct Findings {
 }
 
 pub(super) async fn doctor(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Findings>> {
-    Ok(Json(Findings { findings: examine(&*outbox.store).await? }))
+    Ok(Json(Findings { findings: examine(&*outbox.store, STALL_AFTER).await? }))
 }

@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State};
 use posthaste_core::store::{Counts, TenantCounts};
-use posthaste_operate::Overview;
+use posthaste_operate::{Overview, doctor::STALL_AFTER};
 use serde::Serialize;
 
 use super::{Served, ServedOutbox};
@@ -33,7 +33,7 @@ pub(super) async fn outboxes(State(served): State<Served>) -> Json<Outboxes> {
 }
 
 pub(super) async fn overview(ServedOutbox { outbox, .. }: ServedOutbox) -> Answer<Json<Overview>> {
-    Ok(Json(Overview::read(&*outbox.store, &outbox.name).await?))
+    Ok(Json(Overview::read(&*outbox.store, &outbox.name, STALL_AFTER).await?))
 }
 
 pub(super) async fn tenants(

@@ -2,7 +2,7 @@
 
 use posthaste::{
     Event,
-    store::{OpenBreaker, Relay, RelayOrdering},
+    store::{OpenBreaker, Relay, RelayOrdering, Report},
 };
 use posthaste_testkit::wait::asked;
 use serde_json::{Value, json};
@@ -93,7 +93,8 @@ where
         error: "connection refused".to_owned(),
     };
     served.store.heartbeat(&two, 0).await.unwrap();
-    served.store.report_breakers(&two, &[open]).await.unwrap();
+    let report = Report { breakers: vec![open], stalls: Vec::new() };
+    served.store.report_state(&two, &report).await.unwrap();
     let breaker =
         json!({ "relay": "two", "state": "open", "since": since, "error": "connection refused" });
     assert_eq!(

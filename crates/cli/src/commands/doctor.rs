@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use posthaste::{
     Error, ErrorKind, Result,
+    relay::Config,
     store::{Finding, Level, Store},
 };
 use posthaste_operate::doctor::{Cause, examine, explain, memory};
@@ -50,7 +51,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<()> {
     let store = database::connect(&outbox).await?;
     match args.id {
         Some(id) => event(&*store, id, &settings, args.json).await,
-        None => installation(&*store, &settings, outbox.relay.memory, &args).await,
+        None => installation(&*store, &settings, &outbox.relay, &args).await,
     }
 }
 
@@ -74,12 +75,12 @@ async fn event(store: &dyn Store, id: Uuid, settings: &Settings, json: bool) -> 
 async fn installation(
     store: &dyn Store,
     settings: &Settings,
-    budget: usize,
+    relay: &Config,
     args: &DoctorArgs,
 ) -> Result<()> {
-    let mut findings = examine(store).await?;
+    let mut findings = examine(store, relay.stall_after).await?;
     // Without an outbox there is nothing to be said of its events, and the findings tell.
-    if let Ok(memory) = memory(store, budget).await {
+    if let Ok(memory) = memory(store, relay.memory).await {
         findings.push(memory);
     }
     if !args.no_destinations {

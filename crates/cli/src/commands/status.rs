@@ -12,6 +12,7 @@ use posthaste_operate::{Overview, ShardCounts};
 
 use crate::{
     args::OutboxArgs,
+    config::OutboxSettings,
     database, duration,
     output::{align_right, json, number, print, table},
     stop::StopSignal,
@@ -44,7 +45,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
     let outbox = args.outbox.one()?;
     let (store, _) = database::open(&outbox).await?;
     if !args.watch {
-        return print(&page(&*store, &outbox.name, &args).await?);
+        return print(&page(&*store, &outbox, &args).await?);
     }
     let in_place = !args.json && std::io::stdout().is_terminal();
     let mut signal = StopSignal::new()?;
@@ -52,7 +53,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
         print("\x1b[2J")?;
     }
     loop {
-        let page = page(&*store, &outbox.name, &args).await?;
+        let page = page(&*store, &outbox, &args).await?;
         print(&if in_place { over_the_last(&page) } else { page })?;
         tokio::select! {
             () = signal.wait() => return Ok(()),
@@ -61,8 +62,8 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
     }
 }
 
-async fn page(store: &dyn Store, name: &str, args: &StatusArgs) -> Result<String> {
-    let mut overview = Overview::read(store, name).await?;
+async fn page(store: &dyn Store, outbox: &OutboxSettings, args: &StatusArgs) -> Result<String> {
+    let mut overview = Overview::read(store, &outbox.name, outbox.relay.stall_after).await?;
     if args.sent {
         overview.sent = Some(store.count_sent().await?);
     }
@@ -92,6 +93,17 @@ impl ForPeople<'_> {
         }
         align_right(&mut events, 1);
         events
+    }
+
+    fn stall_table(&self) -> Table {
+        let mut stalls = table(["stalled", "first event", "since", "why"]);
+        for stall in &self.0.stalls {
+            let first = stall.event_id.clone().unwrap_or_else(|| stall.sequence.to_string());
+            let since = format!("{:.0}", stall.since);
+            stalls.add_row([number(stall.events), first, since, stall.reason.clone()]);
+        }
+        align_right(&mut stalls, 0);
+        stalls
     }
 
     fn tenant_table(&self) -> Table {
@@ -161,6 +173,9 @@ impl fmt::Display for ForPeople<'_> {
         match overview.oldest_pending_s {
             Some(age) => writeln!(f, "oldest pending for {}\n", seconds(age))?,
             None => writeln!(f, "nothing pending\n")?,
+        }
+        if !overview.stalls.is_empty() {
+            writeln!(f, "{}\n", self.stall_table())?;
         }
         if !overview.backlog_by_tenant.is_empty() {
             writeln!(f, "{}\n", self.tenant_table())?;

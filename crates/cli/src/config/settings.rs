@@ -148,6 +148,7 @@ fn relay_config(mut relay: Section<'_>) -> Config {
         dispatch_timeout: relay.duration("dispatch_timeout", default.dispatch_timeout),
         hot_queue: relay.number("hot_queue", default.hot_queue),
         cold_queue: relay.number("cold_queue", default.cold_queue),
+        stall_after: relay.duration("stall_after", default.stall_after),
         memory: relay.number("memory", default.memory >> 20).saturating_mul(1 << 20),
         drain: relay.duration("drain", default.drain),
         max_attempts: u32::try_from(relay.number("max_attempts", default.max_attempts as usize))

@@ -161,6 +161,36 @@ pub struct RelayRecord {
     pub alive: bool,
     /// Which of its destinations take nothing.
     pub breakers: Vec<super::OpenBreaker>,
+    /// Which events it could deliver and does not.
+    pub stalls: Vec<super::Stall>,
+}
+
+/// A page of events that have been due for a while.
+#[derive(Debug, Default)]
+pub struct Overdue {
+    /// The events, in the order of their sequence. Without payloads.
+    pub events: Vec<EventRecord>,
+    /// Where the next page begins; `None` when this was the last.
+    pub next: Option<i64>,
+}
+
+impl Overdue {
+    /// Most events of a page.
+    pub const MOST: usize = 100;
+
+    /// The page of a walk that examined so many of at most `examine` rows, the last of them `last`.
+    pub fn walked(
+        events: Vec<EventRecord>,
+        examine: usize,
+        (examined, last): (i64, Option<i64>),
+    ) -> Self {
+        let next = if events.len() >= Self::MOST {
+            events.last().map(|event| event.sequence)
+        } else {
+            last.filter(|_| examined >= examine as i64)
+        };
+        Self { events, next }
+    }
 }
 
 /// Looking at an outbox. Nothing here writes, and nothing scans what was sent or what waits: lists look at
@@ -195,6 +225,15 @@ pub trait Inspect {
     /// The age of the oldest event that could be delivered now and is not. Looks at some ten thousand
     /// events at most: where more than that are due, the oldest of them can be older still.
     async fn oldest_pending(&self) -> Result<Option<Duration>>;
+
+    /// The events with `sequence > after` that are committed, unsettled and under no row lease, and that
+    /// have been due for `age`: fresh, past their `not_before`, or held although nothing in the table
+    /// holds them. Walks over at most `examine` rows, settled ones included, and gives at most
+    /// [`Overdue::MOST`] events.
+    async fn overdue(&self, after: i64, examine: usize, age: Duration) -> Result<Overdue>;
+
+    /// Those of these events that [`overdue`](Self::overdue) would give.
+    async fn still_overdue(&self, sequences: &[i64], age: Duration) -> Result<Vec<EventRecord>>;
 
     /// All shards.
     async fn shards(&self) -> Result<Vec<ShardRecord>>;

@@ -104,15 +104,48 @@ pub struct OpenBreaker {
     pub error: String,
 }
 
-impl OpenBreaker {
-    /// As the column `breakers` holds them: a JSON array, null when all are closed.
-    pub fn column(open: &[Self]) -> Option<String> {
-        if open.is_empty() { None } else { serde_json::to_string(open).ok() }
+/// Events that could be delivered and are not, for one reason, as one relay sees them.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Stall {
+    /// Why, for people.
+    pub reason: String,
+    /// How many of them were found; there may be more.
+    pub events: u64,
+    /// The first of them.
+    pub sequence: i64,
+    /// Its id, if it has one.
+    pub event_id: Option<String>,
+    /// Since when nothing explains that it waits, by the relay's clock.
+    pub since: Timestamp,
+}
+
+/// What a relay tells the others and operators, beyond its heartbeat.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Report {
+    /// The destinations that take nothing.
+    pub breakers: Vec<OpenBreaker>,
+    /// The events that could be delivered and are not.
+    pub stalls: Vec<Stall>,
+}
+
+impl Report {
+    /// As the column `breakers` holds it: a JSON array of breakers, an object where there are stalls, null
+    /// when there is nothing to tell.
+    pub fn column(&self) -> Option<String> {
+        match (self.breakers.is_empty(), self.stalls.is_empty()) {
+            (true, true) => None,
+            (false, true) => serde_json::to_string(&self.breakers).ok(),
+            (_, false) => serde_json::to_string(self).ok(),
+        }
     }
 
     /// What the column says; nothing where it holds something else.
-    pub fn parse(column: Option<&str>) -> Vec<Self> {
-        column.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    pub fn parse(column: Option<&str>) -> Self {
+        let Some(text) = column else { return Self::default() };
+        match serde_json::from_str(text) {
+            Ok(breakers) => Self { breakers, stalls: Vec::new() },
+            Err(_) => serde_json::from_str(text).unwrap_or_default(),
+        }
     }
 }
 
@@ -154,10 +187,41 @@ pub trait Leases {
     /// already stay as they are.
     async fn release(&self, relay: &Relay, held: &[Held], mark: &Position) -> Result<()>;
 
-    /// Says which of this relay's destinations take nothing, for all to see. Without a heartbeat before,
-    /// nothing is written.
-    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()>;
+    /// Says which of this relay's destinations take nothing and which events stall, for all to see.
+    /// Replaces the last report. Without a heartbeat before, nothing is written.
+    async fn report_state(&self, relay: &Relay, report: &Report) -> Result<()>;
 
     /// Forgets this relay at a graceful stop.
     async fn retire(&self, relay: &Relay) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_reads_back_and_so_does_a_list_of_breakers_alone() {
+        let breaker = OpenBreaker {
+            destination: "nats".to_owned(),
+            state: "open".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            error: "refused".to_owned(),
+        };
+        let stall = Stall {
+            reason: "not read".to_owned(),
+            events: 2,
+            sequence: 7,
+            event_id: None,
+            since: Timestamp::UNIX_EPOCH,
+        };
+        let nothing = Report::default();
+        let open = Report { breakers: vec![breaker], stalls: Vec::new() };
+        let both = Report { stalls: vec![stall], ..open.clone() };
+        assert_eq!(nothing.column(), None);
+        assert!(open.column().unwrap().starts_with('['));
+        for report in [nothing, open, both] {
+            assert_eq!(Report::parse(report.column().as_deref()), report);
+        }
+        assert_eq!(Report::parse(Some("garbage")), Report::default());
+    }
 }

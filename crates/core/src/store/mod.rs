@@ -49,10 +49,12 @@ pub use self::{
     diagnose::{Diagnose, Finding, Level, OpenTransaction},
     expire::Expire,
     inspect::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, RelayRecord, ShardRecord,
-        TenantBacklog, TenantCounts,
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, Overdue, RelayRecord,
+        ShardRecord, TenantBacklog, TenantCounts,
     },
-    leases::{Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, ShardLease},
+    leases::{
+        Census, Leases, LiveRelay, OpenBreaker, Relay, RelayOrdering, Report, ShardLease, Stall,
+    },
     operate::{Operate, Purged, Selection},
     read::{
         Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, Identity, LaneKey, Limit, Page,

@@ -1,20 +1,26 @@
 //! What is wrong with an installation: the database's own findings, clocks, relays, shards, pauses
 //! and destinations.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use posthaste_core::{
     Result,
     store::{Counts, Finding, Level, Pausable, Pause, RelayRecord, ShardRecord, Store},
 };
 
-use super::words::{by_whom, resume, since, span};
+use super::{
+    stalls::{self, stalls},
+    words::{by_whom, resume, since, span},
+};
 
 /// How far clocks may lie apart. Leases use the database's alone; deliver-at and the times that
 /// writers give use their own.
 const SKEW: jiff::SignedDuration = jiff::SignedDuration::from_secs(2);
 
-/// Checks the installation. An outbox that was never migrated gives one finding.
-pub async fn examine(store: &dyn Store) -> Result<Vec<Finding>> {
+/// Checks the installation. An outbox that was never migrated gives one finding. An event that waits for
+/// no reason for longer than `stall_after` is a problem.
+pub async fn examine(store: &dyn Store, stall_after: Duration) -> Result<Vec<Finding>> {
     let mut findings = store.diagnose().await?;
     if findings.iter().any(|finding| finding.check == "schema" && finding.level == Level::Problem) {
         return Ok(findings);
@@ -27,6 +33,7 @@ pub async fn examine(store: &dyn Store) -> Result<Vec<Finding>> {
     findings.extend(shards(&alive, &store.shards().await?));
     findings.extend(pauses(&store.pauses().await?, now));
     findings.extend(destinations(&alive, now));
+    findings.extend(stalls::findings(&stalls(store, stall_after).await?, now));
     findings.push(dead(store.counts(Counts::CAP).await?));
     Ok(findings)
 }

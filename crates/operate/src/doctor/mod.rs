@@ -9,6 +9,8 @@ mod obstacles;
 
 mod explain;
 
+mod stalls;
+
 mod examine;
 
 mod memory;
@@ -17,4 +19,5 @@ pub use self::{
     examine::examine,
     explain::{Cause, Explanation, explain},
     memory::memory,
+    stalls::{STALL_AFTER, StallLine, stalls},
 };

@@ -43,6 +43,24 @@ impl<'a> Surroundings<'a> {
             .or_else(|| self.shard_unowned(record))
     }
 
+    /// The relays that are alive.
+    pub(super) fn relays(&self) -> &[RelayRecord] {
+        &self.relays
+    }
+
+    /// The lowest checkpoint of all shards.
+    pub(super) fn lowest_mark(&self) -> i64 {
+        self.shards.iter().map(|shard| shard.mark).min().unwrap_or(0)
+    }
+
+    /// A fresh event before the checkpoint of its shard: a read should have brought it.
+    pub(super) fn is_passed(&self, record: &EventRecord) -> bool {
+        let by_rows = self.relays.iter().all(|relay| relay.ordering == "none");
+        let mark = self.shards.iter().find(|shard| shard.shard == record.shard);
+        let passed = mark.is_some_and(|shard| record.sequence <= shard.mark);
+        passed && !by_rows && record.wait.is_none() && record.not_before.is_none()
+    }
+
     /// Who holds this shard.
     pub(super) fn owner_of(&self, shard: u16) -> Option<&str> {
         self.shards.iter().find(|record| record.shard == shard)?.locked_by.as_deref()

@@ -1,11 +1,16 @@
 //! What is wrong with an installation, and how it stands.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use posthaste_core::{
-    store::{Finding, Level, OpenBreaker, Pausable},
+    store::{Finding, Level, OpenBreaker, Pausable, Position, Report, Stall},
     transport::Outcome,
 };
-use posthaste_operate::{Overview, doctor::examine};
+use posthaste_operate::{
+    Overview,
+    doctor::{STALL_AFTER, examine, stalls},
+};
 use posthaste_relay::Config;
 use posthaste_stores::Dialect;
 use posthaste_transports::memory::MemoryTransport;
@@ -18,10 +23,13 @@ on_both! {
     what_is_paused_or_down_or_dead_is_found
     an_outbox_without_tables_has_one_finding
     an_overview_shows_what_waits_who_works_and_what_is_paused
+    events_that_nobody_delivers_stall_and_paused_ones_do_not
+    an_event_before_the_checkpoint_of_its_shard_stalls
+    what_relays_report_to_stall_is_a_problem
 }
 
 async fn findings<DB: Dialect>(on: &Outbox<DB>, check: &str) -> Vec<Finding> {
-    let mut findings = examine(&*on.store).await.unwrap();
+    let mut findings = examine(&*on.store, STALL_AFTER).await.unwrap();
     findings.retain(|finding| finding.check == check);
     assert!(!findings.is_empty(), "{check} was not checked");
     findings
@@ -29,13 +37,21 @@ async fn findings<DB: Dialect>(on: &Outbox<DB>, check: &str) -> Vec<Finding> {
 
 async fn an_installation_at_work_is_well<DB: Dialect>(on: &Outbox<DB>) {
     on.own("r1").await;
-    let findings = examine(&*on.store).await.unwrap();
+    let findings = examine(&*on.store, STALL_AFTER).await.unwrap();
     for finding in &findings {
         assert!(finding.level < Level::Problem, "{finding:?}");
     }
-    for check in
-        ["schema", "indexes", "clock", "relays", "shards", "pauses", "destinations", "dead"]
-    {
+    for check in [
+        "schema",
+        "indexes",
+        "clock",
+        "relays",
+        "shards",
+        "pauses",
+        "destinations",
+        "stalls",
+        "dead",
+    ] {
         let found = findings.iter().find(|finding| finding.check == check);
         assert_eq!(found.map(|finding| finding.level), Some(Level::Ok), "{check}: {found:?}");
     }
@@ -62,7 +78,8 @@ async fn what_is_paused_or_down_or_dead_is_found<DB: Dialect>(on: &Outbox<DB>) {
         since: Timestamp::now(),
         error: "connection refused".to_owned(),
     };
-    on.store.report_breakers(&relay, &[open]).await.unwrap();
+    let report = Report { breakers: vec![open], stalls: Vec::new() };
+    on.store.report_state(&relay, &report).await.unwrap();
 
     let pauses = findings(on, "pauses").await;
     assert_eq!(pauses.len(), 2);
@@ -82,7 +99,7 @@ async fn what_is_paused_or_down_or_dead_is_found<DB: Dialect>(on: &Outbox<DB>) {
 
 async fn an_outbox_without_tables_has_one_finding<DB: Dialect>(on: &Outbox<DB>) {
     let nowhere = DB::store(on.pool.clone(), posthaste_testkit::tables::unique("absent"));
-    let findings = examine(&*nowhere).await.unwrap();
+    let findings = examine(&*nowhere, STALL_AFTER).await.unwrap();
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!(findings[0].mend.as_deref(), Some("posthaste migrate"));
 }
@@ -91,7 +108,7 @@ async fn an_overview_shows_what_waits_who_works_and_what_is_paused<DB: Dialect>(
     on.enqueue_all(&[event("1"), event("2").with_default_tenant(Some("acme"))]).await;
     on.own("r1").await;
     on.store.pause(&Pausable::Relay("r1".into()), "ada", Some("move")).await.unwrap();
-    let overview = Overview::read(&*on.store, "orders").await.unwrap();
+    let overview = Overview::read(&*on.store, "orders", STALL_AFTER).await.unwrap();
     let overview = serde_json::to_value(&overview).unwrap();
     assert_eq!(overview["outbox"], "orders");
     assert_eq!(overview["counts"]["new"], 2);
@@ -106,4 +123,64 @@ async fn an_overview_shows_what_waits_who_works_and_what_is_paused<DB: Dialect>(
     let pause = &overview["pauses"][0];
     assert_eq!((&pause["kind"], &pause["name"]), (&"relay".into(), &"r1".into()));
     assert_eq!((&pause["by"], &pause["note"]), (&"ada".into(), &"move".into()));
+}
+
+async fn reasons<DB: Dialect>(on: &Outbox<DB>) -> Vec<(String, u64)> {
+    let stalls = stalls(&*on.store, Duration::ZERO).await.unwrap();
+    stalls.into_iter().map(|stall| (stall.reason, stall.events)).collect()
+}
+
+async fn events_that_nobody_delivers_stall_and_paused_ones_do_not<DB: Dialect>(on: &Outbox<DB>) {
+    assert_eq!(reasons(on).await, []);
+    on.enqueue_all(&[event("1"), event("2")]).await;
+    assert_eq!(reasons(on).await, [("no relay is alive".to_owned(), 2)]);
+    assert_eq!(stalls(&*on.store, Duration::from_mins(1)).await.unwrap(), [], "they are young");
+    on.report("r1").await;
+    assert_eq!(reasons(on).await, [("no relay owns its shard".to_owned(), 2)]);
+    on.store.pause(&Pausable::Outbox, "ada", None).await.unwrap();
+    assert_eq!(reasons(on).await, []);
+    on.store.resume(&Pausable::Outbox).await.unwrap();
+    on.own("r2").await;
+    assert_eq!(reasons(on).await, [], "what a live relay owns is its to say");
+}
+
+async fn an_event_before_the_checkpoint_of_its_shard_stalls<DB: Dialect>(on: &Outbox<DB>) {
+    on.enqueue_all(&[event("1"), event("2")]).await;
+    let relay = on.own("r1").await;
+    assert_eq!(reasons(on).await, []);
+    let shards = on.store.shards().await.unwrap();
+    let held: Vec<_> = shards
+        .iter()
+        .map(|shard| posthaste_core::store::Held { shard: shard.shard, epoch: shard.epoch })
+        .collect();
+    let mark = Position { sequence: 1, context: String::new() };
+    on.store.renew(&relay, &held, &mark).await.unwrap();
+    let found = stalls(&*on.store, Duration::ZERO).await.unwrap();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].events, found[0].sequence), (1, 1));
+    assert!(found[0].reason.contains("before the checkpoint"), "{found:?}");
+}
+
+async fn what_relays_report_to_stall_is_a_problem<DB: Dialect>(on: &Outbox<DB>) {
+    let relay = on.own("r1").await;
+    assert_eq!(findings(on, "stalls").await[0].level, Level::Ok);
+    let stall = Stall {
+        reason: "not read: the cursor stands at 7".to_owned(),
+        events: 3,
+        sequence: 8,
+        event_id: Some("0190a5b0-0000-7000-8000-000000000000".to_owned()),
+        since: Timestamp::now(),
+    };
+    let report = Report { breakers: Vec::new(), stalls: vec![stall] };
+    on.store.report_state(&relay, &report).await.unwrap();
+    let found = &findings(on, "stalls").await[0];
+    assert_eq!(found.level, Level::Problem);
+    for part in ["r1", "sequence 8", "the cursor stands at 7"] {
+        assert!(found.text.contains(part), "{found:?}");
+    }
+    let mend = "posthaste doctor 0190a5b0-0000-7000-8000-000000000000";
+    assert_eq!(found.mend.as_deref(), Some(mend));
+    let overview = Overview::read(&*on.store, "orders", STALL_AFTER).await.unwrap();
+    assert_eq!(overview.stalls.len(), 1);
+    assert_eq!(overview.stalls[0].relay.as_deref(), Some("r1"));
 }

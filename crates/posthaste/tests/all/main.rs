@@ -35,6 +35,8 @@ mod renamed;
 
 mod sharing;
 
+mod stalls;
+
 mod testing;
 
 mod typed;

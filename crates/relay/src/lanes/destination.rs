@@ -228,7 +228,7 @@ impl Lanes {
         limit.saturating_sub(destination.waiting(Queue::Cold))
     }
 
-    fn has_its_share(&self, destination: &Destination) -> bool {
+    pub(super) fn has_its_share(&self, destination: &Destination) -> bool {
         self.rules.budget.is_shared_out(&destination.share, self.rules.destinations.len())
     }
 

@@ -80,6 +80,8 @@ mod settled;
 
 mod leaving;
 
+mod whereabouts;
+
 #[cfg(test)]
 mod tests;
 
@@ -87,6 +89,7 @@ pub use self::{
     breaker::BreakerState,
     destination::{DestinationRules, Feed, Routed, Routing},
     rerouted::Look,
+    whereabouts::Whereabouts,
 };
 use self::{
     careful::Careful,

@@ -21,6 +21,7 @@ mod global;
 mod outage;
 mod pause;
 mod schedule;
+mod whereabouts;
 
 fn one() -> Vec<DestinationRules> {
     vec![DestinationRules { name: "there".to_owned(), together: false }]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
     store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, Overdue, RelayRecord, Report,
         ShardRecord, TenantCounts,
     },
 };
@@ -234,6 +234,14 @@ impl Inspect for MySqlStore {
         self.oldest().await
     }
 
+    async fn overdue(&self, after: i64, examine: usize, age: Duration) -> Result<Overdue> {
+        self.walk_overdue(after, examine, age).await
+    }
+
+    async fn still_overdue(&self, sequences: &[i64], age: Duration) -> Result<Vec<EventRecord>> {
+        self.overdue_of(sequences, age).await
+    }
+
     async fn shards(&self) -> Result<Vec<ShardRecord>> {
         const SHARDS: &str = "
             select shard, case when locked_until > utc_timestamp(6) then locked_by end,
@@ -270,6 +278,7 @@ impl Inspect for MySqlStore {
 
         sqlx::query(self.tables.sql(RELAYS))
             .try_map(|row: MySqlRow| {
+                let report = Report::parse(row.try_get(7)?);
                 Ok(RelayRecord {
                     name: row.try_get(0)?,
                     owner: row.try_get(1)?,
@@ -278,7 +287,8 @@ impl Inspect for MySqlStore {
                     started_at: time(row.try_get(4)?)?,
                     heartbeat_at: time(row.try_get(5)?)?,
                     alive: row.try_get(6)?,
-                    breakers: OpenBreaker::parse(row.try_get(7)?),
+                    breakers: report.breakers,
+                    stalls: report.stalls,
                 })
             })
             .fetch_all(&self.pool)

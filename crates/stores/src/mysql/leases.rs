@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Census, Held, Leases, LiveRelay, OpenBreaker, Position, Relay, ShardLease},
+    store::{Census, Held, Leases, LiveRelay, Position, Relay, Report, ShardLease},
 };
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
@@ -95,16 +95,16 @@ impl Leases for MySqlStore {
         Ok(())
     }
 
-    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
+    async fn report_state(&self, relay: &Relay, report: &Report) -> Result<()> {
         const REPORT: &str = "update {relays} set breakers = ? where owner = ?";
 
-        let mut session = self.session("reporting breakers").await?;
+        let mut session = self.session("reporting").await?;
         sqlx::query(self.tables.sql(REPORT))
-            .bind(OpenBreaker::column(open))
+            .bind(report.column())
             .bind(relay.owner())
             .execute(&mut *session)
             .await
-            .map_err(failed("reporting breakers"))?;
+            .map_err(failed("reporting"))?;
         session.done();
         Ok(())
     }

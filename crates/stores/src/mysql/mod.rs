@@ -38,6 +38,8 @@ mod backlog;
 
 mod inspect;
 
+mod overdue;
+
 mod operate;
 
 mod control;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
     store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, Overdue, RelayRecord, Report,
         ShardRecord, TenantCounts,
     },
 };
@@ -228,6 +228,14 @@ impl Inspect for PostgresStore {
         self.oldest().await
     }
 
+    async fn overdue(&self, after: i64, examine: usize, age: Duration) -> Result<Overdue> {
+        self.walk_overdue(after, examine, age).await
+    }
+
+    async fn still_overdue(&self, sequences: &[i64], age: Duration) -> Result<Vec<EventRecord>> {
+        self.overdue_of(sequences, age).await
+    }
+
     async fn shards(&self) -> Result<Vec<ShardRecord>> {
         const SHARDS: &str = "
             select shard, case when locked_until > clock_timestamp() then locked_by end,
@@ -261,6 +269,7 @@ impl Inspect for PostgresStore {
 
         sqlx::query(self.tables.sql(RELAYS))
             .try_map(|row: PgRow| {
+                let report = Report::parse(row.try_get(7)?);
                 Ok(RelayRecord {
                     name: row.try_get(0)?,
                     owner: row.try_get(1)?,
@@ -269,7 +278,8 @@ impl Inspect for PostgresStore {
                     started_at: time(row.try_get(4)?)?,
                     heartbeat_at: time(row.try_get(5)?)?,
                     alive: row.try_get(6)?,
-                    breakers: OpenBreaker::parse(row.try_get(7)?),
+                    breakers: report.breakers,
+                    stalls: report.stalls,
                 })
             })
             .fetch_all(&self.pool)

@@ -3,9 +3,7 @@
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{
-        Census, Held, Leases, LiveRelay, OpenBreaker, Position, Relay, RelayOrdering, ShardLease,
-    },
+    store::{Census, Held, Leases, LiveRelay, Position, Relay, RelayOrdering, Report, ShardLease},
 };
 use sqlx::{PgConnection, Row, postgres::PgRow};
 
@@ -104,16 +102,16 @@ impl Leases for PostgresStore {
         Ok(())
     }
 
-    async fn report_breakers(&self, relay: &Relay, open: &[OpenBreaker]) -> Result<()> {
+    async fn report_state(&self, relay: &Relay, report: &Report) -> Result<()> {
         const REPORT: &str = "update {relays} set breakers = $2 where owner = $1";
 
-        let mut session = self.sessions.take("reporting breakers").await?;
+        let mut session = self.sessions.take("reporting").await?;
         sqlx::query(self.tables.sql(REPORT))
             .bind(relay.owner())
-            .bind(OpenBreaker::column(open))
+            .bind(report.column())
             .execute(&mut *session)
             .await
-            .map_err(failed("reporting breakers"))?;
+            .map_err(failed("reporting"))?;
         session.done();
         Ok(())
     }

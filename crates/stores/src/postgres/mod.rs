@@ -32,6 +32,8 @@ mod backlog;
 #[macro_use]
 mod inspect;
 
+mod overdue;
+
 mod operate;
 
 mod control;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use posthaste_core::{
     Result, Status,
     store::{
-        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, OpenBreaker, RelayRecord,
+        Attempt, Counts, EventPage, EventRecord, Filter, Inspect, Overdue, RelayRecord, Report,
         ShardRecord, TenantCounts,
     },
 };
@@ -245,6 +245,14 @@ impl Inspect for SqliteStore {
         self.oldest().await
     }
 
+    async fn overdue(&self, after: i64, examine: usize, age: Duration) -> Result<Overdue> {
+        self.walk_overdue(after, examine, age).await
+    }
+
+    async fn still_overdue(&self, sequences: &[i64], age: Duration) -> Result<Vec<EventRecord>> {
+        self.overdue_of(sequences, age).await
+    }
+
     async fn shards(&self) -> Result<Vec<ShardRecord>> {
         const SHARDS: &str = concat!(
             "select shard, case when valid then locked_by end,
@@ -283,6 +291,7 @@ impl Inspect for SqliteStore {
 
         sqlx::query(self.tables.sql(RELAYS))
             .try_map(|row: SqliteRow| {
+                let report = Report::parse(row.try_get(7)?);
                 Ok(RelayRecord {
                     name: row.try_get(0)?,
                     owner: row.try_get(1)?,
@@ -291,7 +300,8 @@ impl Inspect for SqliteStore {
                     started_at: time_of_ours(&row, 4)?,
                     heartbeat_at: time_of_ours(&row, 5)?,
                     alive: row.try_get(6)?,
-                    breakers: OpenBreaker::parse(row.try_get(7)?),
+                    breakers: report.breakers,
+                    stalls: report.stalls,
                 })
             })
             .fetch_all(&self.reader)

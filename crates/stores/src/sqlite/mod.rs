@@ -27,6 +27,8 @@ mod backlog;
 
 mod inspect;
 
+mod overdue;
+
 mod operate;
 
 mod control;

@@ -104,6 +104,12 @@ async fn no_read_walks_over_what_was_sent() {
         .await;
     outbox.touches_few("counts", async |s| s.counts(u64::MAX).await).await;
     outbox.touches_few("oldest_pending", async |s| s.oldest_pending().await).await;
+    outbox
+        .touches_fewer_than(2000, "overdue", async |s| s.overdue(all - 600, 500, year).await)
+        .await;
+    outbox
+        .touches_few("still_overdue", async |s| s.still_overdue(&[1, 5000], Duration::ZERO).await)
+        .await;
     outbox.touches_few("purge", async |s| s.purge(year, Some(year), 100, Some(100)).await).await;
     outbox.drop().await;
 }

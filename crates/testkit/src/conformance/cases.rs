@@ -201,9 +201,12 @@ macro_rules! store_conformance {
                 a_held_event_names_what_holds_it
                 the_oldest_pending_event_tells_the_lag
                 a_delayed_event_lags_from_its_own_time
+                overdue_events_are_found_in_pages_and_no_others
+                a_held_event_is_overdue_when_nothing_holds_it
                 shards_show_owner_epoch_and_mark
                 relays_show_what_they_reported
                 open_breakers_are_seen_by_all_until_they_close
+                stalls_are_seen_by_all_until_they_end
             }
             operate {
                 a_replay_starts_anew_and_is_found

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Status,
-    store::{Counts, EventRecord, Filter, OpenBreaker, TenantBacklog, TenantCounts},
+    store::{
+        Counts, EventRecord, Filter, OpenBreaker, Overdue, Report, Stall, TenantBacklog,
+        TenantCounts,
+    },
 };
 use posthaste_stores::Dialect;
 use uuid::Uuid;
@@ -455,9 +458,104 @@ pub async fn open_breakers_are_seen_by_all_until_they_close<DB: Dialect>(subject
         since: Timestamp::from_second(1_700_000_000).unwrap(),
         error: "connection refused".to_owned(),
     };
-    outbox.store.report_breakers(&relay, std::slice::from_ref(&open)).await.unwrap();
+    let report = Report { breakers: vec![open.clone()], stalls: Vec::new() };
+    outbox.store.report_state(&relay, &report).await.unwrap();
     outbox.store.heartbeat(&relay, 1).await.unwrap();
     assert_eq!(outbox.store.relays().await.unwrap()[0].breakers, [open]);
-    outbox.store.report_breakers(&relay, &[]).await.unwrap();
+    outbox.store.report_state(&relay, &Report::default()).await.unwrap();
     assert!(outbox.store.relays().await.unwrap()[0].breakers.is_empty());
+}
+
+/// A relay's stalls are seen by all until they end, beside its open breakers.
+pub async fn stalls_are_seen_by_all_until_they_end<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let relay = relay("watching", LONG);
+    outbox.store.heartbeat(&relay, 0).await.unwrap();
+    let stall = Stall {
+        reason: "not read: the cursor's \"own\" fault".to_owned(),
+        events: 3,
+        sequence: 7,
+        event_id: Some(Uuid::now_v7().to_string()),
+        since: Timestamp::from_second(1_700_000_000).unwrap(),
+    };
+    let report = Report { breakers: Vec::new(), stalls: vec![stall.clone()] };
+    outbox.store.report_state(&relay, &report).await.unwrap();
+    outbox.store.heartbeat(&relay, 1).await.unwrap();
+    assert_eq!(outbox.store.relays().await.unwrap()[0].stalls, [stall]);
+    outbox.store.report_state(&relay, &Report::default()).await.unwrap();
+    assert!(outbox.store.relays().await.unwrap()[0].stalls.is_empty());
+}
+
+fn sequences(records: &[EventRecord]) -> Vec<i64> {
+    records.iter().map(|record| record.sequence).collect()
+}
+
+/// Walks over all that is overdue, so many rows at a time.
+async fn overdue<DB: Dialect>(outbox: &Outbox<DB>, examine: usize, age: Duration) -> Vec<i64> {
+    let (mut found, mut after) = (Vec::new(), 0);
+    for _ in 0..1_000 {
+        let Overdue { events, next } = outbox.store.overdue(after, examine, age).await.unwrap();
+        assert!(events.len() <= Overdue::MOST);
+        found.extend(sequences(&events));
+        let Some(next) = next else { return found };
+        assert!(next > after, "the walk stands at {after}");
+        after = next;
+    }
+    panic!("the pages never end");
+}
+
+/// Every event that has been due for long enough is found, in pages of any size; what is settled, young,
+/// waits for its time or is under a row lease is not.
+pub async fn overdue_events_are_found_in_pages_and_no_others<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(260)).await;
+    for one in &enqueued[..250] {
+        outbox.age(one.id, 48).await;
+    }
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let (first, second) = (rows[3].sequence, rows[4].sequence);
+    owner
+        .settle(&[
+            sent(&rows[..1]).remove(0),
+            dead(&rows[1]),
+            retry(&rows[2], 1, HOUR),
+            retry(&rows[3], 1, Duration::ZERO),
+        ])
+        .await;
+    let lock = format!(
+        "update {{events}} set locked_by = 'r#1', locked_until = {} where sequence = {second}",
+        (outbox.earlier)("(select max(locked_until) from {shards})", 0)
+    );
+    outbox.sql(&lock).await;
+    let expected: Vec<i64> = enqueued[5..250].iter().map(|one| one.sequence).collect();
+    for examine in [7, 100, 5_000] {
+        assert_eq!(overdue(&outbox, examine, HOUR).await, expected, "{examine} at a time");
+    }
+    assert!(overdue(&outbox, 100, 72 * HOUR).await.is_empty());
+    // The retry fell due only now, however old the event is.
+    let now = overdue(&outbox, 100, Duration::ZERO).await;
+    assert!(now.contains(&first) && now.len() == 256, "{}", now.len());
+    let asked = [rows[0].sequence, expected[0], second, expected[9]];
+    let still = outbox.store.still_overdue(&asked, HOUR).await.unwrap();
+    assert_eq!(sequences(&still), [expected[0], expected[9]]);
+    assert!(outbox.store.still_overdue(&[], HOUR).await.unwrap().is_empty());
+}
+
+/// A held event waits for what holds it, and is overdue when that is gone.
+pub async fn a_held_event_is_overdue_when_nothing_holds_it<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&[event(1), event(1)]).await;
+    for one in &enqueued {
+        outbox.age(one.id, 48).await;
+    }
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[1])]).await;
+    assert!(overdue(&outbox, 100, HOUR).await.is_empty());
+    let gone = format!("delete from {{events}} where sequence = {}", rows[0].sequence);
+    outbox.sql(&gone).await;
+    assert_eq!(overdue(&outbox, 100, HOUR).await, [rows[1].sequence]);
+    let still = outbox.store.still_overdue(&[rows[1].sequence], HOUR).await.unwrap();
+    assert_eq!(sequences(&still), [rows[1].sequence]);
 }
