@@ -23,7 +23,9 @@ use crate::{
     housekeeping::Housekeeper,
     meters::Meters,
     observe::Observer,
-    purge, wake,
+    purge,
+    read::within,
+    wake,
 };
 
 /// Delivers the events of one outbox to its destinations.
@@ -164,7 +166,7 @@ impl Relay {
 
     /// Starts delivering. A relay starts once: after a stop, make a new one.
     pub async fn start(&self) -> Result<()> {
-        let total = self.parts.store.check().await?;
+        let total = self.check_store().await?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
             State::Idle => {}
@@ -249,7 +251,7 @@ impl Relay {
                 format!("relay {} is running; it needs no pass by hand", self.parts.config.name),
             ));
         }
-        let total = self.parts.store.check().await?;
+        let total = self.check_store().await?;
         // Nobody hands anything over to a single pass.
         let (_sender, receiver) = mpsc::channel(1);
         // Boxed: callers would carry all of the driver inside their own futures.
@@ -260,6 +262,11 @@ impl Relay {
     pub async fn purge_once(&self) -> Result<u64> {
         let housekeeping = &self.parts.config.housekeeping;
         purge(&*self.parts.store, housekeeping.retention, housekeeping.batch).await
+    }
+
+    /// The number of shards, if the tables fit and the database answers in time.
+    async fn check_store(&self) -> Result<u16> {
+        within(self.parts.config.deadline(), self.parts.store.check()).await
     }
 
     fn housekeeper(&self) -> Housekeeper {

@@ -18,7 +18,8 @@ use crate::{
 impl Driver {
     /// Row leases start at the lowest mark: everything before is settled.
     pub(crate) async fn start_rows(&mut self) -> Result<()> {
-        let mark = self.store.shards().await?.iter().map(|shard| shard.mark).min().unwrap_or(0);
+        let shards = within(self.config.deadline(), self.store.shards()).await?;
+        let mark = shards.iter().map(|shard| shard.mark).min().unwrap_or(0);
         let to = Position { sequence: mark, context: String::new() };
         let store = &self.store;
         self.source.rewind(to, |positions| store.join(positions));

@@ -15,7 +15,7 @@ use std::{
 };
 
 use posthaste_core::Result;
-use sqlx::{Database, Executor, Pool};
+use sqlx::{Database, Executor, Pool, pool::PoolConnection};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -159,6 +159,36 @@ impl<DB: Database> Session<DB> {
             since: Instant::now(),
         };
         self.home.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+    }
+}
+
+/// A connection of the pool that is closed when its caller goes away before it is [`done`](Self::done):
+/// the pool would wait for ever for one that stays silent. What its owner has told it stays as it is.
+pub(crate) struct Lent<DB: Database>(Option<PoolConnection<DB>>);
+
+impl<DB: Database> Lent<DB> {
+    pub(crate) async fn from(pool: &Pool<DB>, doing: &'static str) -> Result<Self> {
+        Ok(Self(Some(pool.acquire().await.map_err(failed(doing))?)))
+    }
+
+    pub(crate) fn get(&mut self) -> Result<&mut DB::Connection> {
+        match &mut self.0 {
+            Some(connection) => Ok(&mut *connection),
+            None => Err(failed("using a connection")(sqlx::Error::PoolClosed)),
+        }
+    }
+
+    /// Its work came to its end.
+    pub(crate) fn done(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl<DB: Database> Drop for Lent<DB> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
+        }
     }
 }
 

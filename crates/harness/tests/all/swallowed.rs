@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use posthaste::{
-    Envelope, Event, Outbox, TableName,
+    Envelope, ErrorKind, Event, Outbox, TableName,
     backoff::Backoff,
     relay::{Config, Housekeeping, Relay},
     stores::{Options, connect},
@@ -34,11 +34,14 @@ on_databases! {
     postgres, Postgres:
         each_kind_of_statement_survives_a_swallowed_answer,
         swallowed_answers_use_up_no_connections,
-        a_silent_database_makes_a_relay_unready_and_not_dead;
+        a_silent_database_makes_a_relay_unready_and_not_dead,
+        a_start_that_hears_nothing_is_given_up_and_can_be_repeated,
+        a_listener_that_hears_nothing_is_made_anew;
     mariadb, MariaDb:
         each_kind_of_statement_survives_a_swallowed_answer,
         swallowed_answers_use_up_no_connections,
-        a_silent_database_makes_a_relay_unready_and_not_dead;
+        a_silent_database_makes_a_relay_unready_and_not_dead,
+        a_start_that_hears_nothing_is_given_up_and_can_be_repeated;
 }
 
 const KEYS: u32 = 10;
@@ -134,6 +137,42 @@ async fn a_silent_database_makes_a_relay_unready_and_not_dead(on: &Fixture) {
     let ready = run.until(RESUMES, "ready", |relay| relay.health().ready).await;
     let delivered = run.delivers(RESUMES).await;
     println!("ready {ready:?} after it came back, delivery {delivered:?} later");
+    run.ends().await;
+}
+
+async fn a_start_that_hears_nothing_is_given_up_and_can_be_repeated(on: &Fixture) {
+    let run = Run::new(on, 2).await;
+    // More often than there are connections.
+    for _ in 0..3 {
+        let check = Answer { to: "select version, shards", after: 0 };
+        let swallowed = run.proxy.swallow(check, Silence::OneWay);
+        let begun = Instant::now();
+        let error = timeout(TELLS, run.relay.start()).await.expect("given up").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        swallowed.await.unwrap();
+        println!("given up after {:.1?}", begun.elapsed());
+    }
+    run.relay.start().await.unwrap();
+    run.delivers(RESUMES).await;
+    run.ends().await;
+}
+
+/// Once when it begins to listen, and once when it only waits.
+async fn a_listener_that_hears_nothing_is_made_anew(on: &Fixture) {
+    let run = Run::new(on, Options::default().connections).await;
+    let listen = |after| Answer { to: "LISTEN", after };
+    let swallowed = run.proxy.swallow(listen(0), Silence::OneWay);
+    run.relay.start().await.unwrap();
+    let at = timeout(RESUMES, swallowed).await.expect("it listens").unwrap();
+    // Nothing is said on the next connection after it began to listen.
+    let silenced = run.proxy.swallow(listen(1), Silence::BothWays);
+    let again = run.proxy.forwards(listen(0));
+    let again = timeout(RESUMES, again).await.expect("it listens again").unwrap();
+    println!("listens again after {:.1?}", again.duration_since(at));
+    let at = timeout(2 * RESUMES, silenced).await.expect("it asks").unwrap();
+    let again = run.proxy.forwards(listen(0));
+    let again = timeout(RESUMES, again).await.expect("it listens again").unwrap();
+    println!("a silent listener is made anew after {:.1?}", again.duration_since(at));
     run.ends().await;
 }
 

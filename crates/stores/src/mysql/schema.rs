@@ -7,7 +7,7 @@ use posthaste_core::{Error, ErrorKind, Result, store::Schema};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{MySqlStore, number};
-use crate::{failure::failed, version};
+use crate::{failure::failed, sessions::Lent, version};
 
 /// All migrations, by version. Append only.
 pub(super) const MIGRATIONS: [(i32, &str); 4] = [
@@ -56,12 +56,13 @@ impl Schema for MySqlStore {
     }
 
     async fn check(&self) -> Result<u16> {
-        let mut connection = self.pool.acquire().await.map_err(failed("checking the outbox"))?;
-        let Some((version, count)) = self.version(&mut connection).await? else {
+        let mut lent = Lent::from(&self.pool, "checking the outbox").await?;
+        let Some((version, count)) = self.version(lent.get()?).await? else {
             return Err(version::absent(&self.tables));
         };
         version::refuse_other(&self.tables, version, VERSION)?;
-        refuse_clusters(&mut connection).await?;
+        refuse_clusters(lent.get()?).await?;
+        lent.done();
         let _ = self.shards.set(count);
         Ok(count)
     }

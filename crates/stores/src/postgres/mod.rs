@@ -75,10 +75,15 @@ use crate::{
 /// Our statements have one good plan each, whatever their values are. Left to itself the server plans
 /// the longer ones anew with every call, which takes longer than running them, and on large tables
 /// compiles them, which takes a hundred times as long. And the server gives a statement up before the
-/// relay does: one that nobody waits for any more would run on.
+/// relay does: one that nobody waits for any more would run on. The server looks after a minute whether a
+/// client that says nothing is still there, and closes a connection whose answers nobody acknowledges;
+/// the driver has no such settings of its own.
 const PLAN_ONCE: &str = "select set_config('plan_cache_mode', 'force_generic_plan', false),
             set_config('jit', 'off', false), set_config('statement_timeout', '4500', false),
-            set_config('lock_timeout', '4000', false)";
+            set_config('lock_timeout', '4000', false), set_config('tcp_keepalives_idle', '30', false),
+            set_config('tcp_keepalives_interval', '10', false),
+            set_config('tcp_keepalives_count', '3', false),
+            set_config('tcp_user_timeout', '20000', false)";
 
 /// An outbox in PostgreSQL, as relays and operators use it. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -214,5 +219,28 @@ impl Dialect for Postgres {
 
     fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {
         Arc::new(PostgresStore::new(pool, tables))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_server_looks_whether_the_client_of_a_relays_connection_is_there() {
+        const SETTINGS: &str = "
+            select current_setting('tcp_keepalives_idle'), current_setting('tcp_keepalives_interval'),
+                   current_setting('tcp_keepalives_count'), current_setting('tcp_user_timeout')";
+
+        let url =
+            std::env::var("POSTHASTE_TEST_POSTGRES").expect("run the tests with scripts/test");
+        let tables = Tables::new("outbox_event".parse().unwrap());
+        let store = PostgresStore::connect(&url, tables, &Options::default()).await.unwrap();
+        let mut session = store.sessions.take("testing").await.unwrap();
+        let settings: (String, String, String, String) =
+            sqlx::query_as(SETTINGS).fetch_one(&mut *session).await.unwrap();
+        let (idle, interval, count, unacknowledged) = settings;
+        let settings = [&*idle, &*interval, &*count, &*unacknowledged];
+        assert_eq!(settings, ["30", "10", "3", "20000"]);
     }
 }

@@ -5,7 +5,7 @@ use posthaste_core::{Error, ErrorKind, Key, Result, store::Schema};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::PostgresStore;
-use crate::{failure::failed, version};
+use crate::{failure::failed, sessions::Lent, version};
 
 /// All migrations, by version. Append only.
 pub(super) const MIGRATIONS: [(i32, &str); 6] = [
@@ -72,8 +72,10 @@ impl Schema for PostgresStore {
     }
 
     async fn check(&self) -> Result<u16> {
-        let mut connection = self.pool.acquire().await.map_err(failed("checking the outbox"))?;
-        let Some((version, count)) = self.version(&mut connection).await? else {
+        let mut lent = Lent::from(&self.pool, "checking the outbox").await?;
+        let found = self.version(lent.get()?).await?;
+        lent.done();
+        let Some((version, count)) = found else {
             return Err(version::absent(&self.tables));
         };
         version::refuse_other(&self.tables, version, VERSION)?;

@@ -3,15 +3,27 @@
 //! Never inside the business transaction: a transaction that notifies takes a lock at its commit
 //! that every other such commit of the server waits for.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use posthaste_core::{
     Error, ErrorKind, Key, Result, TableName,
     store::{Listener, Wake},
 };
-use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::{
+    Executor,
+    postgres::{PgListener, PgPoolOptions},
+};
+use tokio::time::timeout;
 
 use super::{PostgresStore, connect_options};
 use crate::{connect::ACQUIRE_TIMEOUT, failure::failed};
+
+/// After so long without a notification the server is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long it may take to say so.
+const ANSWER: Duration = Duration::from_secs(4);
 
 /// Longest name of a channel that PostgreSQL takes.
 const MAX_CHANNEL: usize = 63;
@@ -66,14 +78,33 @@ struct PostgresListener(PgListener);
 #[async_trait]
 impl Listener for PostgresListener {
     async fn wait(&mut self) -> Result<()> {
-        match self.0.try_recv().await.map_err(failed("listening"))? {
-            Some(_) => Ok(()),
-            None => Err(Error::new(
-                ErrorKind::Unavailable,
-                "listening failed: the connection to PostgreSQL was lost",
-            )),
+        loop {
+            // A server that has gone away without a word notifies nobody, and looks like one that has
+            // nothing to tell.
+            let Ok(notified) = timeout(SILENCE, self.0.try_recv()).await else {
+                self.ask().await?;
+                continue;
+            };
+            return match notified.map_err(failed("listening"))? {
+                Some(_) => Ok(()),
+                None => Err(lost("the connection to PostgreSQL was lost")),
+            };
         }
     }
+}
+
+impl PostgresListener {
+    /// Whether the server is still there.
+    async fn ask(&mut self) -> Result<()> {
+        match timeout(ANSWER, self.0.execute("select 1")).await {
+            Ok(answer) => answer.map(drop).map_err(failed("listening")),
+            Err(_) => Err(lost("PostgreSQL does not answer")),
+        }
+    }
+}
+
+fn lost(why: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("listening failed: {why}"))
 }
 
 /// The outbox's channel; the names of a long schema and a long table together are shortened.
