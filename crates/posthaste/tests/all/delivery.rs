@@ -464,3 +464,49 @@ async fn retry_after_burns_no_attempt<DB: TestDatabase>(on: &Fixture<DB>) {
     assert_eq!(transport.delivered()[0].attempts, 0);
     relay.stop().await.unwrap();
 }
+
+/// On one thread: what is logged is heard there.
+mod logged {
+    use super::*;
+    use crate::support::Log;
+
+    macro_rules! on_each {
+        ($($module:ident, $database:ty, $time:literal;)*) => {
+            $(#[tokio::test]
+            async fn $module() {
+                let on = <$database as TestDatabase>::fixture().await;
+                a_row_that_cannot_be_decoded_is_named_with_its_column(&on, $time).await;
+                on.clean().await;
+            })*
+        };
+    }
+
+    on_each! {
+        a_row_that_cannot_be_decoded_is_named_on_sqlite, sqlx::Sqlite, "'no time'";
+        a_row_that_cannot_be_decoded_is_named_on_postgres, sqlx::Postgres, "'infinity'";
+        a_row_that_cannot_be_decoded_is_named_on_mariadb, sqlx::MySql, "'0000-00-00'";
+    }
+
+    async fn a_row_that_cannot_be_decoded_is_named_with_its_column<DB: TestDatabase>(
+        on: &Fixture<DB>,
+        time: &str,
+    ) {
+        let log = Log::default();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _listening = tracing::subscriber::set_default(subscriber);
+        let enqueued = on.enqueue((0..3).map(|n| event("k", n)).collect()).await;
+        let sequence = enqueued[1].sequence;
+        on.sql(&format!("update {{events}} set occurred_at = {time} where sequence = {sequence}"))
+            .await;
+        let transport = MemoryTransport::new();
+        let stats = on.relay(transport.clone(), quick()).relay_once().await.unwrap();
+        assert_eq!((stats.delivered, stats.dead), (2, 1));
+        let text = log.text();
+        let line = text.lines().find(|line| line.contains("dead: given up on"));
+        let line = line.unwrap_or_else(|| panic!("no line for the dead event: {text}"));
+        assert!(line.contains("ERROR"), "{line}");
+        assert!(line.contains(&format!("sequence={sequence}")), "{line}");
+        assert!(line.contains("column occurred_at"), "{line}");
+    }
+}

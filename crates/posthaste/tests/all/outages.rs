@@ -1,4 +1,4 @@
-//! The database goes away, refuses or stops listening in the middle of work (PostgreSQL).
+//! The database goes away, refuses or stops listening in the middle of work (mostly on PostgreSQL).
 
 use std::{
     sync::{
@@ -17,6 +17,38 @@ use posthaste::{
     transports::memory::MemoryTransport,
 };
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
+
+on_every_database!(a_first_heartbeat_that_fails_at_once_is_repeated_with_a_pause);
+
+async fn a_first_heartbeat_that_fails_at_once_is_repeated_with_a_pause<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    on.sql(match DB::NAME {
+        "SQLite" => {
+            "create trigger {bare}_refuse before insert on {relays}
+             begin select raise(abort, 'refused'); end"
+        }
+        _ => "alter table {relays} add constraint refused check (lease_ms < 0)",
+    })
+    .await;
+    let transport = MemoryTransport::new();
+    let relay = on.relay(transport.clone(), quick());
+    relay.start().await.unwrap();
+    on.enqueue(vec![event("k", 0)]).await;
+    let first = until(&relay, "a failure", |stats| stats.database_errors > 0).await;
+    let begun = std::time::Instant::now();
+    let fails = |errors| move |stats: &posthaste::relay::Stats| stats.database_errors >= errors;
+    until(&relay, "more failures", fails(first.database_errors + 5)).await;
+    // A pause of 200 ms after each.
+    assert!(begun.elapsed() > Duration::from_millis(900), "{:?}", begun.elapsed());
+    on.sql(match DB::NAME {
+        "SQLite" => "drop trigger {bare}_refuse",
+        _ => "alter table {relays} drop constraint refused",
+    })
+    .await;
+    soon("delivery", transport.wait_for(1)).await;
+    relay.stop().await.unwrap();
+}
 
 /// A relay on a pool of its own, whose connections carry a name by which they can be ended.
 async fn relay_with_name(

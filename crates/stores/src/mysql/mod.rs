@@ -329,4 +329,25 @@ mod tests {
     fn a_mariadb_url_is_read_as_a_mysql_url() {
         assert!(connect_options("mariadb://u:p@localhost:3307/shop").is_ok());
     }
+
+    #[tokio::test]
+    async fn an_embedded_store_has_the_same_limits_as_one_that_connects_itself() {
+        const LIMITS: &str = "
+            select cast(@@session.idle_transaction_timeout as char),
+                cast(@@session.max_statement_time as char),
+                cast(@@session.innodb_lock_wait_timeout as char),
+                cast(@@session.wait_timeout as char)";
+
+        let url = std::env::var("POSTHASTE_TEST_MARIADB").expect("run the tests with scripts/test");
+        let tables = || Tables::new("outbox_event".parse().unwrap());
+        let own = MySqlStore::connect(&url, tables(), &Options::default()).await.unwrap();
+        let pool = MySqlPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
+        for store in [own, MySqlStore::new(pool, tables())] {
+            let mut session = store.sessions.take("testing").await.unwrap();
+            let (idle, statement, lock, wait): (String, String, String, String) =
+                sqlx::query_as(LIMITS).fetch_one(&mut *session).await.unwrap();
+            let limits = [&*idle, &*statement, &*lock, &*wait];
+            assert_eq!(limits, ["5", "4.500000", "4", "60"]);
+        }
+    }
 }

@@ -5,6 +5,8 @@ mod cost;
 mod findings;
 mod support;
 
+use std::time::{Duration, Instant};
+
 use posthaste_core::{
     TableName,
     store::{Limit, Read, Schema, Wake},
@@ -104,5 +106,24 @@ async fn a_listener_that_lost_its_connection_says_so() {
     assert_eq!(killed.len(), 1);
     let error = soon(listener.wait()).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
+    outbox.drop().await;
+}
+
+/// Behind a migration that waits for its lock every writer waits, too.
+#[tokio::test]
+async fn a_migration_waits_for_its_locks_no_longer_than_10_s() {
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    outbox.execute(&mut connection, "update {meta} set version = 5 where id = 1").await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    outbox.enqueue(&mut open, &[event("open")]).await;
+    let begun = Instant::now();
+    let migrating = tokio::time::timeout(Duration::from_secs(20), outbox.store.migrate(None));
+    let error = migrating.await.expect("it gives up").unwrap_err();
+    assert!(begun.elapsed() > Duration::from_secs(9), "it gave up too soon: {error}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("lock timeout"), "{error}: {cause}");
+    open.commit().await.unwrap();
+    assert_eq!(outbox.store.migrate(None).await.unwrap(), [6]);
     outbox.drop().await;
 }
