@@ -19,6 +19,7 @@ on_every_database!(
     an_event_that_no_read_brings_is_told_until_it_is_mended,
     a_held_event_that_nothing_holds_is_told,
     a_backlog_that_drains_in_order_is_no_stall,
+    a_destination_that_takes_longer_than_the_bound_is_no_stall,
     what_is_paused_down_slow_or_delayed_is_no_stall,
 );
 
@@ -156,6 +157,22 @@ async fn a_backlog_that_drains_in_order_is_no_stall<DB: TestDatabase>(on: &Fixtu
     let began = std::time::Instant::now();
     without_a_stall(&relay, drained).await;
     assert!(began.elapsed() > 3 * BOUND, "it drained too quickly to say anything");
+    relay.stop().await.unwrap();
+}
+
+/// The cursor stands and the queue does not move for three times the bound: the destination is busy.
+async fn a_destination_that_takes_longer_than_the_bound_is_no_stall<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    on.enqueue((0..60).map(|n| event(&n.to_string(), n)).collect()).await;
+    let transport = MemoryTransport::new();
+    let slow = Slow("slow", 3 * BOUND, transport.clone());
+    let config = Config { batch: 10, concurrency: 1, cold_queue: 20, hot_queue: 20, ..impatient() };
+    let relay = on.relay(slow, config);
+    relay.start().await.unwrap();
+    let twice = async { soon("the second batch", transport.wait_for(20)).await };
+    without_a_stall(&relay, twice).await;
+    assert!(relay.health().ready, "{:?}", relay.health());
     relay.stop().await.unwrap();
 }
 
