@@ -100,53 +100,6 @@ impl MySqlStore {
         Ok(visible)
     }
 
-    /// Gives up the missing numbers that nobody can use any more. Those that only long statements can use
-    /// are quiet.
-    async fn close(
-        &self,
-        connection: &mut MySqlConnection,
-        asked: Instant,
-        running: Option<Running>,
-        id: Uuid,
-    ) -> Result<()> {
-        let running = match running {
-            Some(running) => Some(self.without_readers(connection, running).await?),
-            None => None,
-        };
-        let (closed, quiet) = match &running {
-            Some(running) => (
-                running.asked.checked_sub(running.oldest()),
-                running.asked.checked_sub(running.oldest_unwatched()),
-            ),
-            None => (asked.checked_sub(BLIND), None),
-        };
-        let (old, recalls) = {
-            let tracker = self.tracker();
-            let missing = quiet.or(closed).map(|until| tracker.missing.seen_by(until));
-            let mut old = missing.unwrap_or_default();
-            if let Some(until) = closed {
-                old.merge(tracker.quiet.seen_by(until));
-            }
-            (old, tracker.recalls())
-        };
-        if old.is_empty() {
-            return Ok(());
-        }
-        // After the statements: whatever one of them has inserted before it ended is seen.
-        let inserted = self.inserted(connection, &old).await?;
-        let mut tracker = self.tracker();
-        // Of others nobody has looked at what is inserted.
-        if tracker.id() == id && tracker.recalls() == recalls {
-            if let Some(until) = closed {
-                tracker.close(until, &inserted);
-            }
-            if let Some((until, running)) = quiet.zip(running.as_ref()) {
-                tracker.hush(until, &inserted, running.watched());
-            }
-        }
-        Ok(())
-    }
-
     /// The numbers in these gaps under which somebody has inserted a row, committed or not.
     async fn inserted(&self, connection: &mut MySqlConnection, gaps: &Gaps) -> Result<Vec<i64>> {
         const DIRTY: &str =
@@ -194,26 +147,69 @@ impl MySqlStore {
             }
             (tracker.id(), due)
         };
-        let running = if due { self.recall(connection, id).await? } else { None };
-        let missing = {
-            let tracker = self.tracker();
-            if tracker.id() != id {
-                return Ok(());
-            }
-            tracker.missing.clone()
-        };
-        let visible = self.probe(connection, &missing, None).await;
-        if let Ok(visible) = &visible {
-            let mut tracker = self.tracker();
-            if tracker.id() == id {
-                tracker.saw(visible);
-            }
-        }
         if due {
-            // Also when there were too many to be looked at in time: fewer are left the next time.
-            self.close(connection, asked, running, id).await?;
+            return self.look_back_and_close(connection, asked, id).await;
         }
-        visible.map(|_| ())
+        let missing = self.tracker().missing.clone();
+        let visible = self.probe(connection, &missing, None).await?;
+        self.saw(id, &visible);
+        Ok(())
+    }
+
+    fn saw(&self, id: Uuid, visible: &[i64]) {
+        let mut tracker = self.tracker();
+        if tracker.id() == id {
+            tracker.saw(visible);
+        }
+    }
+
+    /// Gives up the missing numbers that nobody can use any more. Those that only long statements can use
+    /// are quiet.
+    async fn look_back_and_close(
+        &self,
+        connection: &mut MySqlConnection,
+        asked: Instant,
+        id: Uuid,
+    ) -> Result<()> {
+        let running = match self.recall(connection, id).await? {
+            Some(running) => Some(self.without_readers(connection, running).await?),
+            None => None,
+        };
+        let (closed, quiet) = match &running {
+            Some(running) => (
+                running.asked.checked_sub(running.oldest()),
+                running.asked.checked_sub(running.oldest_unwatched()),
+            ),
+            None => (asked.checked_sub(BLIND), None),
+        };
+        let (mut missing, recalls) = {
+            let tracker = self.tracker();
+            let mut missing = tracker.missing.clone();
+            if let Some(until) = closed {
+                missing.merge(tracker.quiet.seen_by(until));
+            }
+            (missing, tracker.recalls())
+        };
+        // After the statements: whatever one of them has inserted before it ended is seen. And only what
+        // is inserted can have appeared.
+        let inserted = self.inserted(connection, &missing).await?;
+        let (used, _) = missing.split(Instant::now(), &inserted);
+        let visible = self.probe(connection, &used, None).await?;
+        let mut tracker = self.tracker();
+        if tracker.id() != id {
+            return Ok(());
+        }
+        // Of numbers that were taken back meanwhile nobody has looked at what is inserted.
+        if tracker.recalls() == recalls {
+            if let Some(until) = closed {
+                tracker.close(until, &inserted);
+            }
+            if let Some((until, running)) = quiet.zip(running.as_ref()) {
+                tracker.hush(until, &inserted, running.watched());
+            }
+        }
+        tracker.saw(&visible);
+        Ok(())
     }
 
     /// Takes back the quiet numbers that can have appeared: a statement which could use them has ended.
