@@ -203,6 +203,8 @@ impl Stream {
                 }
                 let ids: Vec<String> = entries.into_iter().map(|entry| entry.id).collect();
                 let _: usize = connection.xdel(&stream, &ids).await.unwrap();
+                // What comes after a test that failed does not stay for ever.
+                let _: bool = connection.expire(&stream, 600).await.unwrap();
             }
         });
         Self { received, task }
