@@ -146,6 +146,10 @@ fn mixed(key: usize, number: usize) -> Event {
     of(if number.is_multiple_of(2) { "Even" } else { "Odd" }, key, number)
 }
 
+fn listed(numbers: impl Iterator<Item = usize>) -> Vec<usize> {
+    numbers.collect()
+}
+
 fn refused_for(wait: Duration) -> Outcome {
     Outcome::Retry { error: "not now".to_owned(), after: Some(wait) }
 }
@@ -211,7 +215,7 @@ async fn a_renamed_destination_keeps_the_order_behind_one_that_waits<DB: TestDat
     let renamed = setup.routed(&[("*", "new")]);
     go_on(on, &renamed, event).await;
     for key in 0..3 {
-        assert_eq!(setup.of(key, |_| true), Vec::from_iter(0..10), "key {key}");
+        assert_eq!(setup.of(key, |_| true), listed(0..10), "key {key}");
         assert!(setup.places(key).values().all(|place| *place == "new"));
     }
 }
@@ -228,7 +232,7 @@ async fn what_fails_at_the_new_name_brings_its_followers_back<DB: TestDatabase>(
     });
     go_on(on, &renamed, event).await;
     for key in 0..3 {
-        assert_eq!(setup.of(key, |_| true), Vec::from_iter(0..10), "key {key}");
+        assert_eq!(setup.of(key, |_| true), listed(0..10), "key {key}");
     }
 }
 
@@ -275,7 +279,7 @@ async fn behind_a_dead_event_nothing_goes_before_an_operator_acts<DB: TestDataba
         on.enqueue(fresh.collect()).await;
         until(&relay, "what can go", |stats| stats.delivered >= 2 && stats.idle).await;
         relay.stop().await.unwrap();
-        assert_eq!(setup.of(9, |_| true), Vec::from_iter(0..numbers.end));
+        assert_eq!(setup.of(9, |_| true), listed(0..numbers.end));
         assert_eq!(setup.count(), numbers.end, "something went before the dead event");
     }
     let relay = renamed.relay(on);
@@ -289,8 +293,8 @@ async fn behind_a_dead_event_nothing_goes_before_an_operator_acts<DB: TestDataba
     asked("the rest", async || setup.count() == 9 + 9 + 10 + 5).await;
     until(&relay, "its end", |stats| stats.idle && stats.in_memory == 0).await;
     relay.stop().await.unwrap();
-    assert_eq!(setup.of(0, |_| true), Vec::from_iter(1..10));
-    assert_eq!(setup.of(1, |_| true), Vec::from_iter(0..10));
+    assert_eq!(setup.of(0, |_| true), listed(1..10));
+    assert_eq!(setup.of(1, |_| true), listed(0..10));
     assert_eq!(setup.of(2, |_| true), [1, 2, 3, 4, 9]);
 }
 
@@ -314,8 +318,8 @@ async fn two_destinations_are_renamed_at_once<DB: TestDatabase>(on: &Fixture<DB>
     on.enqueue((10..20).map(|n| mixed(0, n)).collect()).await;
     asked("all", async || setup.count() == 20).await;
     relay.stop().await.unwrap();
-    assert_eq!(setup.of(0, |n| n % 2 == 0), Vec::from_iter((0..20).step_by(2)));
-    assert_eq!(setup.of(0, |n| n % 2 == 1), Vec::from_iter((1..20).step_by(2)));
+    assert_eq!(setup.of(0, |n| n % 2 == 0), listed((0..20).step_by(2)));
+    assert_eq!(setup.of(0, |n| n % 2 == 1), listed((1..20).step_by(2)));
 }
 
 async fn a_pause_of_the_old_name_holds_nothing_back<DB: TestDatabase>(on: &Fixture<DB>) {
@@ -325,7 +329,7 @@ async fn a_pause_of_the_old_name_holds_nothing_back<DB: TestDatabase>(on: &Fixtu
     on.store.pause(&Pausable::Destination("old".to_owned()), "test", None).await.unwrap();
     go_on(on, &setup.routed(&[("*", "new")]), event).await;
     for key in 0..3 {
-        assert_eq!(setup.of(key, |_| true), Vec::from_iter(0..10), "key {key}");
+        assert_eq!(setup.of(key, |_| true), listed(0..10), "key {key}");
     }
 }
 
@@ -352,7 +356,7 @@ async fn a_destination_is_renamed_twice<DB: TestDatabase>(on: &Fixture<DB>) {
     asked("all", async || setup.count() == 5 + 21).await;
     relay.stop().await.unwrap();
     for key in 0..3 {
-        assert_eq!(setup.of(key, |_| true), Vec::from_iter(0..7), "key {key}");
+        assert_eq!(setup.of(key, |_| true), listed(0..7), "key {key}");
     }
 }
 
@@ -378,10 +382,10 @@ async fn a_key_with_two_destinations_goes_on_at_the_one_that_was_not_changed<DB:
     on.enqueue((10..20).map(|n| mixed(0, n)).collect()).await;
     asked("what goes to b", async || setup.count() == 10).await;
     until(&relay, "its end", |stats| stats.idle).await;
-    assert_eq!(setup.of(0, |_| true), Vec::from_iter((1..20).step_by(2)));
+    assert_eq!(setup.of(0, |_| true), listed((1..20).step_by(2)));
     discard_the_dead(on).await;
     asked("the rest", async || setup.count() == 19).await;
-    assert_eq!(setup.of(0, |n| n % 2 == 0), Vec::from_iter((2..20).step_by(2)));
+    assert_eq!(setup.of(0, |n| n % 2 == 0), listed((2..20).step_by(2)));
     relay.stop().await.unwrap();
 }
 
@@ -398,7 +402,7 @@ async fn under_one_order_for_all_a_rename_changes_nothing<DB: TestDatabase>(on: 
     on.enqueue((5..10).map(|n| of("Placed", n, n)).collect()).await;
     asked("all", async || setup.count() == 10).await;
     let order: Vec<usize> = setup.deliveries.lock().unwrap().iter().map(|known| known.1).collect();
-    assert_eq!(order, Vec::from_iter(0..10));
+    assert_eq!(order, listed(0..10));
     relay.stop().await.unwrap();
 }
 
