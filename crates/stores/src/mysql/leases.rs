@@ -20,6 +20,16 @@ use super::{
 };
 use crate::failure::failed;
 
+/// A relay whose heartbeat lies further ahead than a lease is long: the clock was set back, and it has not
+/// reported since. Its lease would last for as long as the clock was set back.
+macro_rules! of_the_future {
+    () => {
+        "select 1 from {relays} r
+        where r.owner = locked_by
+            and timestampadd(microsecond, r.lease_ms * -1000, r.heartbeat_at) > utc_timestamp(6)"
+    };
+}
+
 #[async_trait]
 impl Leases for MySqlStore {
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
@@ -129,7 +139,8 @@ const BEAT: &str = "
 
 const LIVE: &str = "
     select owner, ordering,
-        timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6),
+        timestampadd(microsecond, lease_ms * 1000, heartbeat_at) > utc_timestamp(6)
+            and timestampadd(microsecond, lease_ms * -1000, heartbeat_at) < utc_timestamp(6),
         timestampadd(microsecond, lease_ms * 10000 + 3600000000, heartbeat_at) < utc_timestamp(6)
     from {relays}
     order by owner";
@@ -145,7 +156,9 @@ const FORGET: &str = "
 const OWNERS: &str = concat!(
     "select case when locked_until > utc_timestamp(6) and epoch >= ",
     first_epoch!(),
-    " then locked_by end
+    " and not exists (",
+    of_the_future!(),
+    ") then locked_by end
     from {shards}
     where tenant_group = ''
     order by shard"
@@ -209,7 +222,9 @@ const FREE: &str = concat!(
     where tenant_group = '' and shard in ({list})
         and (locked_by is null or locked_by = ? or locked_until < utc_timestamp(6) or epoch < ",
     first_epoch!(),
-    ")
+    " or exists (",
+    of_the_future!(),
+    "))
     order by shard
     for update {passing}"
 );

@@ -10,6 +10,16 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 use super::{PostgresStore, context::Context, micros, shard_numbers};
 use crate::failure::failed;
 
+/// A relay whose heartbeat lies further ahead than a lease is long: the clock was set back, and it has not
+/// reported since. Its lease would last for as long as the clock was set back.
+macro_rules! of_the_future {
+    () => {
+        "select from {relays} r
+        where r.owner = locked_by
+          and r.heartbeat_at - r.lease_ms * interval '1 millisecond' > clock_timestamp()"
+    };
+}
+
 #[async_trait]
 impl Leases for PostgresStore {
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
@@ -180,6 +190,7 @@ impl PostgresStore {
         const LIVE: &str = "
             select owner, ordering from {relays}
             where heartbeat_at + lease_ms * interval '1 millisecond' > clock_timestamp()
+              and heartbeat_at - lease_ms * interval '1 millisecond' < clock_timestamp()
             order by owner collate \"C\"";
 
         let rows: Vec<(String, String)> = sqlx::query_as(self.tables.sql(LIVE))
@@ -198,7 +209,9 @@ impl PostgresStore {
         const OWNERS: &str = concat!(
             "select case when locked_until > clock_timestamp() and ",
             alive!(),
-            " then locked_by end
+            " and not exists (",
+            of_the_future!(),
+            ") then locked_by end
             from {shards}
             where tenant_group = ''
             order by shard"
@@ -216,7 +229,8 @@ impl PostgresStore {
         // truncated), tells nothing about what can still commit at or before it. Then reading starts
         // from the first event. Another life is no such reason: a mark is in the log after all that it
         // speaks of, and so are the transaction ids and numbers that were given out before it.
-        const ACQUIRE: &str = "with free as materialized (
+        const ACQUIRE: &str = concat!(
+            "with free as materialized (
                 -- The server has ended a lease of its earlier life, not the relay that had it.
                 select shard, case when epoch >= (select first_epoch from {life}) or not exists (
                            select from {relays} r
@@ -231,7 +245,9 @@ impl PostgresStore {
                 from {shards}
                 where tenant_group = '' and shard = any($1)
                   and (locked_by is null or locked_by = $2 or locked_until < clock_timestamp()
-                       or epoch < (select first_epoch from {life}))
+                       or epoch < (select first_epoch from {life}) or exists (",
+            of_the_future!(),
+            "))
                   and exists (select from {life})
                 order by shard
                 for update skip locked
@@ -250,7 +266,8 @@ impl PostgresStore {
                     (select r.reserved from {relays} r where r.owner = f.previous),
                     (select coalesce(max(e.sequence), 0) from {events} e)
                 ) end,
-                (select token::text from {life})";
+                (select token::text from {life})"
+        );
 
         let mut session = self.sessions.take("acquiring leases").await?;
         self.begin_life(&mut session).await?;

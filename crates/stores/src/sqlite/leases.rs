@@ -11,6 +11,18 @@ use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use super::{SqliteStore, list, micros, row::now};
 use crate::failure::failed;
 
+/// A relay whose heartbeat lies further ahead than a lease is long: the clock was set back, and it has not
+/// reported since. Its lease would last for as long as the clock was set back.
+macro_rules! of_the_future {
+    () => {
+        concat!(
+            "select 1 from {relays} r
+            where r.owner = locked_by and r.heartbeat_at - r.lease_ms * 1000 > ",
+            now!()
+        )
+    };
+}
+
 #[async_trait]
 impl Leases for SqliteStore {
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census> {
@@ -151,6 +163,8 @@ impl SqliteStore {
             "select owner, ordering from {relays}
             where heartbeat_at + lease_ms * 1000 > ",
             now!(),
+            " and heartbeat_at - lease_ms * 1000 < ",
+            now!(),
             "
             order by owner"
         );
@@ -170,7 +184,9 @@ impl SqliteStore {
         const OWNERS: &str = concat!(
             "select case when locked_until > ",
             now!(),
-            " then locked_by end
+            " and not exists (",
+            of_the_future!(),
+            ") then locked_by end
             from {shards}
             where tenant_group = ''
             order by shard"
@@ -200,7 +216,9 @@ impl SqliteStore {
             where tenant_group = '' and shard in (select value from json_each(?1))
               and (locked_by is null or locked_by = ?2 or locked_until < ",
             now!(),
-            ")
+            " or exists (",
+            of_the_future!(),
+            "))
             order by shard"
         );
         const ACQUIRE: &str = concat!(

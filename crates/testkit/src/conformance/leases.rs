@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::{join, join_all};
-use posthaste_core::store::{Held, Relay, RelayOrdering};
+use posthaste_core::store::{Fence, Held, Relay, RelayOrdering};
 use posthaste_stores::Dialect;
 
 use super::{
@@ -119,6 +119,45 @@ pub async fn an_expired_lease_is_taken_by_another_relay<DB: Dialect>(subject: &S
         assert_eq!(lease.held.epoch, before.epoch + 1);
         assert_eq!(lease.suspect_to, Some(reserved));
     }
+}
+
+/// The clock was set back, and the owner has not been heard of since: its lease does not last for as long.
+pub async fn a_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let taken = outbox.enqueue(&events(5)).await;
+    let mut first = outbox.owner().await;
+    let rows = first.poll().await;
+    outbox.store.heartbeat(&first.relay, taken[2].sequence).await.unwrap();
+    let later = |column: &str| match DB::NAME {
+        "SQLite" => format!("{column} = {column} + 360000000000"),
+        "MySQL" => format!("{column} = {column} + interval 100 hour"),
+        _ => format!("{column} = {column} + interval '100' hour"),
+    };
+    let owned = outbox.shards;
+    let second = relay("second", LONG);
+    let census = outbox.store.heartbeat(&second, 0).await.unwrap();
+    assert_eq!(census.owners.iter().flatten().count(), usize::from(owned));
+    outbox.sql(&format!("update {{shards}} set {}", later("locked_until"))).await;
+    // Its owner reports: it is alive.
+    let census = outbox.store.heartbeat(&second, 0).await.unwrap();
+    assert_eq!(census.owners.iter().flatten().count(), usize::from(owned));
+    assert!(outbox.store.acquire(&second, &outbox.all_shards()).await.unwrap().is_empty());
+
+    let name = first.relay.owner();
+    let set = format!("update {{relays}} set {} where owner = '{name}'", later("heartbeat_at"));
+    outbox.sql(&set).await;
+    let census = outbox.store.heartbeat(&second, 0).await.unwrap();
+    assert_eq!(census.owners.iter().flatten().count(), 0);
+    assert!(census.live.iter().all(|live| live.owner != name));
+    let leases = outbox.store.acquire(&second, &outbox.all_shards()).await.unwrap();
+    assert_eq!(leases.len(), usize::from(owned));
+    assert!(leases.iter().all(|lease| lease.suspect_to == Some(taken[2].sequence)));
+    // It was alive all the same: its outcomes are refused, and its next heartbeat counts.
+    let fence = Fence::Shards { owner: name.clone(), held: first.held.clone() };
+    let report = outbox.store.settle(&fence, &sent(&rows), true).await.unwrap();
+    assert_eq!(report.refused.len(), rows.len());
+    let census = outbox.store.heartbeat(&first.relay, 0).await.unwrap();
+    assert!(census.live.iter().any(|live| live.owner == name));
 }
 
 /// When the dead owner's report is gone, all that was written is suspect.
