@@ -283,8 +283,8 @@ impl Driver {
             // Its one lane is blocked by an event of any lane in the table.
             let shards = self.shards.reading();
             self.tasks.spawn(async move {
-                let blocked = within(deadline, store.read_blocked(&shards, None, LANES)).await;
-                Done::Reconciled { read, asked: None, blocked: blocked.map(|page| page.lanes) }
+                let blocked = any_blocked(&*store, &shards, deadline).await;
+                Done::Reconciled { read, asked: None, blocked }
             });
             return;
         }
@@ -387,6 +387,26 @@ pub(crate) async fn within<T>(
             ErrorKind::TimedOut,
             format!("the database has not answered within {deadline:?}"),
         )),
+    }
+}
+
+/// A page of blocked lanes in which something blocks one; an empty one when nothing does. Lanes that are
+/// only held, left from a time of another ordering, may come before it.
+async fn any_blocked(
+    store: &dyn Store,
+    shards: &[u16],
+    deadline: Duration,
+) -> Result<Vec<Blocked>> {
+    let mut after = None;
+    loop {
+        let page = within(deadline, store.read_blocked(shards, after.as_ref(), LANES)).await?;
+        if page.lanes.iter().any(|lane| lane.waiting || lane.parked) {
+            return Ok(page.lanes);
+        }
+        after = page.more;
+        if after.is_none() {
+            return Ok(Vec::new());
+        }
     }
 }
 

@@ -30,6 +30,7 @@ on_every_database!(
     a_parked_event_holds_all_until_it_is_discarded,
     one_pass_ends_behind_an_event_that_waits,
     one_pass_ends_behind_an_event_that_is_parked,
+    what_waits_holds_all_however_many_lanes_another_ordering_left,
 );
 
 fn global() -> Config {
@@ -259,4 +260,30 @@ async fn one_pass_ends_behind_an_event_that_waits<DB: TestDatabase>(on: &Fixture
 
 async fn one_pass_ends_behind_an_event_that_is_parked<DB: TestDatabase>(on: &Fixture<DB>) {
     passes(on, OnDead::Park, Outcome::dead("never")).await;
+}
+
+async fn what_waits_holds_all_however_many_lanes_another_ordering_left<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    // Held lanes that come before the one of all in the table.
+    on.enqueue(events(1_000..2_200)).await;
+    let for_ever = match DB::NAME {
+        "SQLite" => "9223372036854775807",
+        "MySQL" => "'9999-12-31 00:00:00'",
+        _ => "'infinity'",
+    };
+    on.sql(&format!(
+        "update {{events}} set wait = 'held', lane = -sequence, destination = 'memory',
+            not_before = {for_ever}"
+    ))
+    .await;
+    on.enqueue(events(0..10)).await;
+    let transport = failing_once(|number| number == 0);
+    let backoff = Backoff::Fixed(Duration::from_secs(2));
+    let relay = on.relay(transport.clone(), Config { backoff, ..global() });
+    relay.start().await.unwrap();
+    // It is asked many times meanwhile whether the first one still waits.
+    soon("delivery", transport.wait_for(10)).await;
+    assert_eq!(order(&transport), up_to(10));
+    relay.stop().await.unwrap();
 }

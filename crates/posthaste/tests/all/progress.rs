@@ -31,12 +31,14 @@ mod late {
         a_takeover_reads_what_came_late_in_pages,
         late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after,
         late_commits_of_a_paused_destination_hold_nobody_back,
+        what_came_late_for_a_paused_destination_sets_no_mark_to_the_beginning,
     };
 
     on_two_servers!(
         late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after,
         late_commits_of_a_paused_destination_hold_nobody_back,
         a_takeover_reads_what_came_late_in_pages,
+        what_came_late_for_a_paused_destination_sets_no_mark_to_the_beginning,
     );
 }
 
@@ -138,6 +140,39 @@ async fn late_commits_of_a_paused_destination_hold_nobody_back<DB: TestDatabase>
             .collect();
         assert_eq!(of_key, (key..LATE).step_by(100).collect::<Vec<_>>());
     }
+}
+
+async fn what_came_late_for_a_paused_destination_sets_no_mark_to_the_beginning<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const BEFORE: usize = 300;
+
+    let (left, right) = (MemoryTransport::new(), MemoryTransport::new());
+    let routed = || routed(on, Named("left", left.clone()), &right, quick());
+    on.enqueue((0..BEFORE).map(|n| of("Right", n, n)).collect()).await;
+    let relay = routed();
+    relay.start().await.unwrap();
+    soon("what came before", right.wait_for(BEFORE)).await;
+    let mut slow = on.pool.begin().await.unwrap();
+    on.outbox().enqueue_all(&mut slow, vec![of("Left", 0, 0), of("Left", 1, 0)]).await.unwrap();
+    on.enqueue(vec![of("Right", 0, BEFORE)]).await;
+    soon("what comes after", right.wait_for(BEFORE + 1)).await;
+    until(&relay, "its end", |stats| stats.idle).await;
+    relay.stop().await.unwrap();
+    slow.commit().await.unwrap();
+    on.store.pause(&Pausable::Destination("left".to_owned()), "test", None).await.unwrap();
+
+    // The first acquire of this one finds them behind its position, and cannot hand them over.
+    let relay = routed();
+    relay.start().await.unwrap();
+    on.enqueue(vec![of("Right", 0, BEFORE + 1)]).await;
+    soon("what is not paused", right.wait_for(BEFORE + 2)).await;
+    until(&relay, "its end", |stats| stats.idle).await;
+    relay.stop().await.unwrap();
+    assert!(left.delivered().is_empty());
+    let first = on.number("select min(sequence) from {events} where event_type = 'Left'").await;
+    let mark = on.number("select min(mark) from {shards} where tenant_group = ''").await;
+    assert_eq!(mark, first - 1, "the next owner starts before them, and not from the beginning");
 }
 
 async fn a_takeover_reads_what_came_late_in_pages<DB: TestDatabase>(on: &Fixture<DB>) {
