@@ -13,6 +13,8 @@ mod paused;
 
 mod poison;
 
+mod replays;
+
 mod servers;
 
 mod shares;
