@@ -285,27 +285,28 @@ impl Tracker {
 
     /// The context of a reader that stands here.
     pub(super) fn context(&self, reader: Reader) -> String {
-        let missing = if self.missing.len() + self.quiet.len() <= NAMED && self.unlisted.is_none() {
+        let few = self.missing.len() + self.quiet.len() <= NAMED;
+        let all_listed = self.unlisted.is_none() && reader.given >= self.forgotten;
+        // What it has not been given is missing to another tracker.
+        let late = self.late(reader, i64::MAX, NAMED + 1);
+        let missing = if few && all_listed && late.len() <= NAMED {
             let gaps = self.missing.iter().chain(self.quiet.iter());
             let runs = gaps.map(|gap| (gap.first, gap.last));
-            // What it has not been given is missing to another tracker.
-            let late = self.late(reader, i64::MAX, NAMED + 1);
-            if late.len() <= NAMED {
-                Missing::Named(runs.chain(late.iter().map(|&(_, n)| (n, n))).collect())
-            } else {
-                self.first_missing(&late)
-            }
+            Missing::Named(runs.chain(late.iter().map(|&(_, n)| (n, n))).collect())
         } else {
-            self.first_missing(&self.late(reader, i64::MAX, usize::MAX))
+            self.first_missing(reader)
         };
         Context { life: self.life.clone(), tracker: self.id, given: reader.given, missing }
             .to_string()
     }
 
-    fn first_missing(&self, late: &[(u64, i64)]) -> Missing {
-        let late = late.iter().map(|&(_, number)| number).min();
+    /// The lowest number that the reader may not have been given. They appear in no order: all are compared.
+    fn first_missing(&self, reader: Reader) -> Missing {
+        let skipped = reader.given.saturating_sub(self.forgotten) as usize;
+        let late = self.appeared.range(skipped..).min().copied();
+        let forgotten = (reader.given < self.forgotten).then_some(self.lowest_forgotten);
         let unlisted = self.unlisted.map(|(first, _)| first);
-        let all = [self.missing.first(), self.quiet.first(), unlisted, late];
+        let all = [self.missing.first(), self.quiet.first(), unlisted, late, forgotten];
         Missing::From(all.into_iter().flatten().min().unwrap_or(1))
     }
 }
@@ -501,6 +502,21 @@ mod tests {
         assert!(context.len() < 100, "{context}");
         let mut other = Tracker::new("a/1");
         assert_eq!(other.reader(&position(10_000, context), now).sequence, 0);
+    }
+
+    #[test]
+    fn a_context_with_many_late_numbers_starts_at_the_lowest_of_them() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), now);
+        tracker.looked(0, &[10_000], 10_000, now);
+        tracker.saw(&(5_000..6_000).collect::<Vec<_>>());
+        tracker.missing.close(now, &[]);
+        tracker.missing.add(7, 7, now);
+        tracker.saw(&[7]);
+        let context = tracker.context(Reader { sequence: 10_000, ..reader });
+        let mut other = Tracker::new("a/1");
+        assert_eq!(other.reader(&position(10_000, context), now).sequence, 6);
     }
 
     #[test]
