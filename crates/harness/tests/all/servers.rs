@@ -51,14 +51,8 @@ impl Place {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).expect("a folder for the servers cannot be made");
         let place = Self { program: program.into(), folder };
-        place.give_away(&place.folder);
+        give_away(&place.folder);
         place
-    }
-
-    fn give_away(&self, path: &Path) {
-        if geteuid().is_root() {
-            chown(path, Some(NOBODY), Some(NOBODY)).expect("a folder cannot be given away");
-        }
     }
 
     fn command(&self, program: &Path) -> Command {
@@ -97,6 +91,13 @@ impl Place {
         let process = command.stderr(log).spawn().expect("the server did not start");
         let pool = PoolOptions::new().max_connections(4).connect_lazy(&DB::url(at));
         Server { address: at, pool: pool.expect("a URL"), process }
+    }
+}
+
+/// Servers refuse to run as root.
+fn give_away(path: &Path) {
+    if geteuid().is_root() {
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("a folder cannot be given away");
     }
 }
 

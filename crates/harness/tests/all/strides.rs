@@ -256,15 +256,21 @@ impl Begun {
 
 /// Remembers the numbers of each key in the order of their delivery.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<(usize, HashMap<String, Vec<i64>>)>>);
+struct Recorder(Arc<Mutex<Delivered>>);
+
+#[derive(Default)]
+struct Delivered {
+    count: usize,
+    by_key: HashMap<String, Vec<i64>>,
+}
 
 impl Recorder {
     fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 
     fn delivered(&self) -> HashMap<String, Vec<i64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_key.clone()
     }
 }
 
@@ -276,10 +282,10 @@ impl Transport for Recorder {
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
         let mut delivered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        delivered.0 += batch.len();
+        delivered.count += batch.len();
         for envelope in batch {
             let key = envelope.event.ordering_key().unwrap_or_default();
-            delivered.1.entry(key).or_default().push(envelope.sequence);
+            delivered.by_key.entry(key).or_default().push(envelope.sequence);
         }
         vec![Outcome::Delivered; batch.len()]
     }

@@ -683,7 +683,7 @@ impl PostgresStore {
         }
         let filled = |row: Light| match row {
             Light::Whole(row) => Some(row),
-            hollow => {
+            hollow @ Light::Hollow { .. } => {
                 let (headers, payload) = contents.remove(&hollow.sequence())?;
                 Some(hollow.filled(headers, payload))
             }

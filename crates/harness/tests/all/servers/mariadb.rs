@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, process::Command};
 use rustix::process::Signal;
 use sqlx::MySql;
 
-use super::{Engine, Place};
+use super::{Engine, Place, give_away};
 
 impl Engine for MySql {
     const QUIT: Signal = Signal::KILL;
@@ -18,7 +18,7 @@ impl Engine for MySql {
         let folder = place.folder.join(data);
         if !folder.exists() {
             fs::create_dir(&folder).expect("a folder for the server cannot be made");
-            place.give_away(&folder);
+            give_away(&folder);
         }
         let mut command = place.command(&place.program);
         let bind = format!("bind-address = {}\n", at.ip());
