@@ -223,7 +223,8 @@ impl Driver {
         }
         let store = &self.store;
         self.source.rewind(joined, |positions| store.join(positions));
-        let mut shards = self.survey.take().map_or_else(Vec::new, |survey| survey.shards);
+        let before = self.survey.take().filter(|survey| survey.taken);
+        let mut shards = before.map_or_else(Vec::new, |survey| survey.shards);
         shards.extend(leases.iter().map(|lease| lease.held.shard));
         self.surveys += 1;
         self.survey = Some(Survey {
@@ -232,6 +233,8 @@ impl Driver {
             after: None,
             asking: false,
             not_before: self.clock.now(),
+            taken: true,
+            finds_all: false,
         });
         // Global needs the rest before it can start; others may have left more.
         self.tick_now = true;

@@ -79,6 +79,9 @@ pub struct Config {
     pub cold_queue: usize,
     /// Most bytes of events in memory, all copies counted. One event that is larger passes alone.
     pub memory: usize,
+    /// Most ordering keys in memory whose events cannot go on. Of more the table alone knows, and is asked
+    /// with every page: a little slower, and as ordered.
+    pub blocked_lanes: usize,
     /// How long a stop waits for what is under way.
     pub drain: Duration,
     /// The wait after a failure.
@@ -120,6 +123,7 @@ impl Default for Config {
             hot_queue: 1_000,
             cold_queue: 1_000,
             memory: 64 << 20,
+            blocked_lanes: 100_000,
             drain: Duration::from_secs(5),
             backoff: Backoff::default(),
             max_attempts: 10,
@@ -150,6 +154,7 @@ impl Config {
             ("hot_queue", self.hot_queue),
             ("cold_queue", self.cold_queue),
             ("memory", self.memory),
+            ("blocked_lanes", self.blocked_lanes),
             ("max_attempts", self.max_attempts as usize),
         ] {
             if value == 0 {

@@ -127,6 +127,11 @@ pub(crate) enum Done {
         held: Vec<Held>,
         result: Result<()>,
     },
+    /// Which lanes of a page are blocked in the table, and the page.
+    Asked {
+        blocked: Result<Vec<Blocked>>,
+        page: Box<Done>,
+    },
     Reconciled {
         read: u64,
         asked: Option<Vec<LaneKey>>,
@@ -204,6 +209,12 @@ pub(crate) struct Driver {
     pub(crate) survey: Option<Survey>,
     /// How many surveys there were.
     pub(crate) surveys: u64,
+    /// When all blocked lanes may be read again, to see whether there is room for them.
+    pub(crate) resurvey_at: Instant,
+    /// When lanes that are too many may be asked for.
+    pub(crate) forget_at: Instant,
+    /// Pages that wait for an answer about their lanes.
+    pub(crate) asking: usize,
     /// Lanes whose held events are being read back.
     pub(crate) releasing: usize,
     pub(crate) acquired_once: bool,
@@ -271,6 +282,7 @@ impl Driver {
             }),
             cold_queue: config.cold_queue,
             budget: Budget::new(config.memory),
+            most_lanes: config.blocked_lanes,
         };
         let outlets = destinations
             .iter()
@@ -307,6 +319,9 @@ impl Driver {
             acquiring: false,
             survey: None,
             surveys: 0,
+            resurvey_at: now,
+            forget_at: now,
+            asking: 0,
             releasing: 0,
             acquired_once: false,
             handing_over: false,
@@ -418,6 +433,7 @@ impl Driver {
                 .with_source(error)
         })?;
         let now = self.clock.now();
+        let Some(done) = self.ask_first(done) else { return Ok(()) };
         match done {
             Done::Ahead { read, generation, page, reserved } => {
                 drop(reserved);
@@ -527,9 +543,11 @@ impl Driver {
                 }
             }
             Done::Reconciled { read, asked, blocked } => {
-                self.reconciled(read, asked.as_deref(), blocked);
+                self.reconciled(read, asked.as_deref(), blocked, now);
             }
             Done::Reported { report, result } => self.reported(report, result, now),
+            // It has become its page.
+            Done::Asked { .. } => {}
             Done::Pauses { pauses } => self.paused(pauses, now),
             Done::Stalls { looked } => self.looked_for_stalls(looked, now),
             Done::Rested => self.resting = false,

@@ -30,6 +30,8 @@ mod source;
 
 mod read;
 
+mod spill;
+
 mod claim;
 
 mod shards;

@@ -29,7 +29,7 @@ const BLOCKERS: usize = 100;
 const PROBE_PAGE: usize = 100;
 
 /// How many blocked lanes are asked about in one statement.
-const LANES: usize = 1_000;
+pub(crate) const LANES: usize = 1_000;
 
 /// How many lanes, whoever's they are, one statement of a survey walks over.
 const SURVEYED: usize = 5_000;
@@ -40,9 +40,14 @@ const RELEASES: usize = 4;
 impl Driver {
     /// Whether there is something to read from, and nothing in the way of it.
     pub(crate) fn reads(&self) -> bool {
-        let taking = self.acquiring || !self.wanted.is_empty() || self.survey.is_some();
+        let taking = self.acquiring || !self.wanted.is_empty() || self.surveys_taken();
         let owns = self.shards.reads() && self.shards.suffices();
         !self.rests() && (self.by_rows() || (owns && !taking))
+    }
+
+    /// It is not known yet what blocks lanes of shards that were taken.
+    fn surveys_taken(&self) -> bool {
+        self.survey.as_ref().is_some_and(|survey| survey.taken)
     }
 
     pub(crate) fn read(&mut self, now: Instant) {
@@ -231,7 +236,7 @@ impl Driver {
 
     /// Looks at lanes that an earlier owner left. Reads of whole lanes: they share the limit of releases.
     pub(crate) fn look(&mut self) {
-        if self.survey.is_some() {
+        if self.surveys_taken() {
             // It may know of only some of a key's lanes yet.
             return;
         }
@@ -268,7 +273,8 @@ impl Driver {
         if self.reconciling || !self.lanes.blocked() {
             return;
         }
-        if now < self.reconcile_at && !self.lanes.asks() {
+        let forgets = self.lanes.is_crowded() && now >= self.forget_at;
+        if now < self.reconcile_at && !self.lanes.asks() && !forgets {
             return;
         }
         self.reconciling = true;
@@ -300,12 +306,18 @@ impl Driver {
         read: u64,
         asked: Option<&[LaneKey]>,
         blocked: Result<Vec<Blocked>>,
+        now: Instant,
     ) {
         self.reconciling = false;
         self.lanes.asked();
         match blocked {
-            Ok(blocked) => self.lanes.reconcile(read, asked, &blocked),
+            Ok(blocked) => {
+                self.lanes.reconcile(read, asked, &blocked);
+                self.forget(read, &blocked, now);
+            }
             Err(error) => {
+                self.lanes.ask_again(asked.unwrap_or_default());
+                self.reconcile_at = now + RETRY_PAUSE;
                 self.database_failed("looking at blocked lanes", &error);
                 if error.kind() == ErrorKind::Moved {
                     self.moved(&error);
@@ -318,6 +330,7 @@ impl Driver {
     /// Learns which lanes of new shards are blocked, page by page, before their first event is read.
     /// Leases are renewed meanwhile.
     pub(crate) fn survey(&mut self, now: Instant) {
+        self.survey_again(now);
         let Some(survey) = &mut self.survey else { return };
         if survey.asking || now < survey.not_before {
             return;
@@ -352,15 +365,22 @@ impl Driver {
             }
         };
         survey.after = page.more;
-        if survey.after.is_none() {
-            self.survey = None;
-        }
         for lane in &page.lanes {
             let shard = lane.key.shard(self.shards.total());
+            let global = self.config.ordering == RelayOrdering::Global;
             // Some may have been lost while it was asked. The one lane of `global` is of all shards.
-            if asked.contains(&shard) || self.config.ordering == RelayOrdering::Global {
-                self.lanes.block(shard, lane);
+            if !asked.contains(&shard) && !global {
+                continue;
             }
+            if self.lanes.surveyed(shard, lane, survey.taken) {
+                survey.finds_all = false;
+            }
+        }
+        if survey.after.is_none() {
+            if survey.finds_all {
+                self.lanes.has_all_lanes();
+            }
+            self.survey = None;
         }
     }
 }
@@ -373,6 +393,11 @@ pub(crate) struct Survey {
     pub(crate) after: Option<LaneKey>,
     pub(crate) asking: bool,
     pub(crate) not_before: Instant,
+    /// The shards were taken just now. Nothing is read before it has ended: any lane that was not met yet
+    /// may be one of a destination that had another name.
+    pub(crate) taken: bool,
+    /// It began with all shards, and no blocked lane was left in the table since.
+    pub(crate) finds_all: bool,
 }
 
 /// The answer of a store, or that there was none in time. Whatever was under way is given up: a

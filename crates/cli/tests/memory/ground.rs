@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste::{Dialect, Event, Outbox, stores::Tables};
+use posthaste::{Dialect, Event, Key, Outbox, key::derived_key, stores::Tables};
 use posthaste_testkit::{
     tables::{drop_outbox, unique},
     wait,
@@ -119,6 +119,36 @@ impl Ground {
         .await;
     }
 
+    /// Each event is dead, and its key waits for an operator, as a relay would have left it (PostgreSQL).
+    pub async fn park(&self) {
+        const PARK: &str = "
+            update {events} e
+            set dead_at = clock_timestamp(), attempts = 1, wait = 'parked', destination = 'http',
+                not_before = 'infinity', lane = p.lane
+            from unnest($1::bigint[], $2::bigint[]) p (sequence, lane)
+            where e.sequence = p.sequence";
+        const KEYS: &str = "
+            select sequence, aggregate_type, aggregate_id from {events}
+            where dead_at is null order by sequence limit 20000";
+
+        let Connections::Postgres(pool) = &self.connections else {
+            panic!("only on PostgreSQL");
+        };
+        loop {
+            let rows: Vec<(i64, String, String)> =
+                sqlx::query_as(self.tables.sql(KEYS)).fetch_all(pool).await.unwrap();
+            if rows.is_empty() {
+                return;
+            }
+            let lane =
+                |(_, kind, id): &(i64, String, String)| Key::of(&derived_key("", kind, id)).0;
+            let (sequences, lanes): (Vec<i64>, Vec<i64>) =
+                rows.iter().map(|row| (row.0, lane(row))).unzip();
+            let park = sqlx::query(self.tables.sql(PARK)).bind(sequences).bind(lanes);
+            park.execute(pool).await.unwrap();
+        }
+    }
+
     async fn count(&self, template: &str) -> u64 {
         let sql = AssertSqlSafe(self.tables.fill(template));
         let count: i64 = with_pool!(&self.connections, pool => {
@@ -198,7 +228,7 @@ pub struct Relay {
     process: Child,
     log: PathBuf,
     what: String,
-    began: Instant,
+    pub began: Instant,
 }
 
 impl Relay {

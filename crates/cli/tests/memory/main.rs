@@ -26,6 +26,9 @@ const MOST: u64 = 160_000_000;
 /// What it may take with small events: much less than those of the tests.
 const FEW: u64 = 90_000_000;
 
+/// What it may take with as many blocked keys as it keeps in memory.
+const SOME: u64 = 120_000_000;
+
 /// The size of a large event.
 const MEBIBYTE: usize = 1 << 20;
 
@@ -56,6 +59,29 @@ on_databases! {
     three_destinations_share_the_bound,
     a_paused_key_with_a_large_backlog_keeps_the_bound,
     keys_that_go_on_together_keep_the_bound,
+}
+
+/// Beyond a limit of 100,000, parked keys are in the table only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_number_of_parked_keys_keeps_the_bound() {
+    let ground = Ground::new(Database::Postgres).await;
+    let (parked, others) = if nightly() { (1_000_000, 10_000) } else { (20_000, 1_000) };
+    ground.write("Parked", parked, parked, 300).await;
+    ground.park().await;
+    let webhooks = Webhooks::start(Answers::Always).await;
+    let relay = ground.relay(&["--to", &webhooks.url, "--on-dead", "park"]);
+    ground.write("Other", KEYS, others, 300).await;
+    relay.watch("a delivery", async || webhooks.received.events() > 0).await;
+    let first = relay.began.elapsed();
+    // What follows a parked event is held, also where the relay has to ask for it.
+    ground.write("Parked", parked, others, 300).await;
+    ground.write("Another", KEYS, others, 300).await;
+    relay.until("the others", &webhooks.received, 2 * others).await;
+    relay.watch("followers to be held", async || ground.held().await == others).await;
+    let said = format!("{}, the first after {first:?}", webhooks.received);
+    relay.ends(SOME, &format!("{said}; {parked} keys were parked"));
+    webhooks.received.assert_in_order();
+    ground.clean().await;
 }
 
 /// How many large events: enough to take several times the bound if all of them were in memory.

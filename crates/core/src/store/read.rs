@@ -266,6 +266,6 @@ pub trait Read: Send + Sync {
         limit: usize,
     ) -> Result<BlockedLanes>;
 
-    /// Which of these lanes are blocked.
+    /// Which of these lanes are blocked, or have events that are held although nothing blocks them.
     async fn still_blocked(&self, lanes: &[LaneKey]) -> Result<Vec<Blocked>>;
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +48,8 @@ on_every_database!(
     events_of_any_size_pass_within_the_memory_that_was_given,
     a_paused_key_with_a_long_backlog_takes_no_memory_and_keeps_its_order,
     a_destination_with_large_events_that_hangs_holds_nobody_back,
+    failing_keys_beyond_the_limit_are_in_the_table_only_and_keep_their_order,
+    parked_keys_beyond_the_limit_hold_what_comes_until_they_are_freed,
 );
 
 /// A destination of this name.
@@ -422,4 +424,118 @@ async fn a_destination_with_large_events_that_hangs_holds_nobody_back<DB: TestDa
         soon("what goes elsewhere", right.wait_for(n + 1)).await;
     }
     relay.stop().await.unwrap();
+}
+
+/// Refuses the first event of each key: for now, or for good.
+#[derive(Clone, Default)]
+struct FirstRefused {
+    memory: MemoryTransport,
+    refused: Arc<AtomicUsize>,
+    takes_all: Arc<AtomicBool>,
+    for_good: bool,
+}
+
+#[async_trait]
+impl Transport for FirstRefused {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for envelope in batch {
+            if envelope.event.payload() != b"0".as_slice() || self.takes_all.load(Ordering::SeqCst)
+            {
+                outcomes.extend(self.memory.publish(std::slice::from_ref(envelope)).await);
+                continue;
+            }
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            outcomes.push(if self.for_good {
+                Outcome::dead("refused for good")
+            } else {
+                let after = Some(Duration::from_millis(200));
+                Outcome::Retry { error: "refused for now".to_owned(), after }
+            });
+        }
+        outcomes
+    }
+}
+
+const BLOCKED_KEYS: usize = 60;
+
+/// Event number `n` of each key.
+async fn enqueue_for_each_key<DB: TestDatabase>(on: &Fixture<DB>, n: usize) {
+    on.enqueue((0..BLOCKED_KEYS).map(|key| event(&key.to_string(), n)).collect()).await;
+}
+
+async fn until_held<DB: TestDatabase>(on: &Fixture<DB>, events: usize) {
+    const HELD: &str = "select count(*) from {events} where wait = 'held' and sent_at is null";
+
+    let held = async {
+        while on.number(HELD).await != events as i64 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("holding", held).await;
+}
+
+/// Each key's events have come in this order.
+fn assert_each_key(delivered: &[Envelope], expected: &[usize]) {
+    for key in 0..BLOCKED_KEYS {
+        let key = key.to_string();
+        let of_key = delivered.iter().filter(|one| one.event.aggregate_id() == Some(key.as_str()));
+        let numbers = of_key.map(|one| serde_json::from_slice(one.event.payload()).unwrap());
+        assert_eq!(numbers.collect::<Vec<usize>>(), expected, "key {key}");
+    }
+}
+
+async fn failing_keys_beyond_the_limit_are_in_the_table_only_and_keep_their_order<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    let transport = FirstRefused::default();
+    let config = || Config { blocked_lanes: 10, ..quick() };
+    let relay = on.relay(transport.clone(), config());
+    relay.start().await.unwrap();
+    enqueue_for_each_key(on, 0).await;
+    until(&relay, "refusals", |stats| stats.retried >= BLOCKED_KEYS as u64).await;
+    enqueue_for_each_key(on, 1).await;
+    until_held(on, BLOCKED_KEYS).await;
+    // The next one finds more than it may keep.
+    relay.stop().await.unwrap();
+    let relay = on.relay(transport.clone(), config());
+    relay.start().await.unwrap();
+    for n in 2..4 {
+        enqueue_for_each_key(on, n).await;
+        until_held(on, n * BLOCKED_KEYS).await;
+    }
+    on.enqueue(vec![event("another", 1)]).await;
+    soon("another key", transport.memory.wait_for(1)).await;
+    transport.takes_all.store(true, Ordering::SeqCst);
+    soon("all keys", transport.memory.wait_for(4 * BLOCKED_KEYS + 1)).await;
+    relay.stop().await.unwrap();
+    assert_each_key(&transport.memory.delivered(), &[0, 1, 2, 3]);
+}
+
+async fn parked_keys_beyond_the_limit_hold_what_comes_until_they_are_freed<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let transport = FirstRefused { for_good: true, ..FirstRefused::default() };
+    let config = Config { blocked_lanes: 10, on_dead: OnDead::Park, ..quick() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    enqueue_for_each_key(on, 0).await;
+    until(&relay, "deaths", |stats| stats.dead >= BLOCKED_KEYS as u64).await;
+    for n in 1..3 {
+        enqueue_for_each_key(on, n).await;
+        until_held(on, n * BLOCKED_KEYS).await;
+    }
+    let filter = Filter { status: Some(Status::Dead), ..Filter::default() };
+    on.store.discard(&Selection::Matching { filter, limit: 1_000 }).await.unwrap();
+    on.store.notify().await.unwrap();
+    enqueue_for_each_key(on, 3).await;
+    soon("all keys", transport.memory.wait_for(3 * BLOCKED_KEYS)).await;
+    relay.stop().await.unwrap();
+    assert_each_key(&transport.memory.delivered(), &[1, 2, 3]);
 }

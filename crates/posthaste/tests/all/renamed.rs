@@ -30,6 +30,9 @@ on_every_database!(
     a_key_with_two_destinations_goes_on_at_the_one_that_was_not_changed,
     under_one_order_for_all_a_rename_changes_nothing,
     relays_of_different_routes_take_turns,
+    with_one_lane_in_memory_a_new_name_keeps_the_order,
+    with_one_lane_in_memory_a_new_route_keeps_the_order,
+    with_one_lane_in_memory_nothing_passes_a_dead_event_of_another_route,
 );
 
 /// Key, number and place of each first delivery, in their order.
@@ -452,5 +455,54 @@ async fn relays_of_different_routes_take_turns<DB: TestDatabase>(on: &Fixture<DB
             let numbers = old.of(key, |n| n % 2 == part);
             assert!(numbers.is_sorted(), "key {key}: {numbers:?}");
         }
+    }
+}
+
+/// What other keys have in their way is in the table only.
+fn one_lane() -> Config {
+    Config { blocked_lanes: 1, ..quick() }
+}
+
+async fn with_one_lane_in_memory_a_new_name_keeps_the_order<DB: TestDatabase>(on: &Fixture<DB>) {
+    let event = |key, number| of("Placed", key, number);
+    let setup = Setup::new(&[("*", "old")], one_lane());
+    block(on, &setup, event, refused_for(WAIT)).await;
+    go_on(on, &setup.routed(&[("*", "new")]), event).await;
+    for key in 0..3 {
+        assert_eq!(setup.of(key, |_| true), (0..10).collect::<Vec<_>>(), "key {key}");
+    }
+}
+
+async fn with_one_lane_in_memory_a_new_route_keeps_the_order<DB: TestDatabase>(on: &Fixture<DB>) {
+    let setup = Setup::new(&[("Even", "a"), ("Odd", "a"), ("Other", "b")], one_lane());
+    block(on, &setup, mixed, refused_for(WAIT)).await;
+    let rerouted = setup.routed(&[("Even", "b"), ("Odd", "a"), ("Other", "b")]);
+    go_on(on, &rerouted, mixed).await;
+    for key in 0..3 {
+        assert_eq!(setup.of(key, |n| n % 2 == 0), [0, 2, 4, 6, 8], "key {key}");
+        assert_eq!(setup.of(key, |n| n % 2 == 1), [1, 3, 5, 7, 9], "key {key}");
+    }
+}
+
+async fn with_one_lane_in_memory_nothing_passes_a_dead_event_of_another_route<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let config = Config { on_dead: OnDead::Park, ..one_lane() };
+    let setup = Setup::new(&[("Even", "a"), ("Odd", "a"), ("Other", "b")], config);
+    block(on, &setup, mixed, Outcome::dead("never")).await;
+    let rerouted = setup.routed(&[("Even", "b"), ("Odd", "a"), ("Other", "b")]);
+    let relay = rerouted.relay(on);
+    relay.start().await.unwrap();
+    on.enqueue((0..3).flat_map(|key| (5..7).map(move |n| mixed(key, n))).collect()).await;
+    on.enqueue(vec![mixed(9, 5)]).await;
+    until(&relay, "what can go", |stats| stats.delivered >= 1 && stats.idle).await;
+    assert_eq!(setup.count(), 6, "something went before the dead event");
+    discard_the_dead(on).await;
+    on.enqueue((0..3).map(|key| mixed(key, 7)).collect()).await;
+    asked("the rest", async || setup.count() == 6 + 3 * 7).await;
+    relay.stop().await.unwrap();
+    for key in 0..3 {
+        assert_eq!(setup.of(key, |n| n % 2 == 0), [2, 4, 6], "key {key}");
+        assert_eq!(setup.of(key, |n| n % 2 == 1), [1, 3, 5, 7], "key {key}");
     }
 }

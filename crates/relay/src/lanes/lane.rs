@@ -57,6 +57,10 @@ pub(super) struct Lane {
     /// Reads with this number or a later one see in the table what blocks it; `None` until that is
     /// written.
     pub(super) written: Option<u64>,
+    /// Reads with this number or a later one see in the table all that is held.
+    pub(super) held_from: u64,
+    /// What blocks it fell due while its key was looked at, and is about to be read again.
+    pub(super) due: bool,
 }
 
 impl Lane {
@@ -72,6 +76,8 @@ impl Lane {
             reading: None,
             again: false,
             written: None,
+            held_from: 0,
+            due: false,
         }
     }
 
@@ -105,6 +111,14 @@ impl Lane {
     /// Something of it is under way that no mark in the table tells of.
     pub(super) fn is_under_way(&self) -> bool {
         self.in_flight > 0 && self.block == Block::Open
+    }
+
+    /// It is blocked, this read has seen in the table what blocks it and all that is held, and nothing of it
+    /// is in memory.
+    pub(super) fn is_in_the_table(&self, read: u64) -> bool {
+        let waits = self.busy() || self.holds > 0 || self.reading.is_some() || self.due;
+        let seen = self.written.is_some_and(|from| from <= read) && self.held_from <= read;
+        self.is_blocked() && seen && !waits && self.queue.is_empty()
     }
 
     /// Nothing in memory and nothing in the table depends on it.

@@ -66,6 +66,8 @@ mod pause;
 
 mod shards;
 
+mod spill;
+
 mod offer;
 
 mod rerouted;
@@ -165,6 +167,8 @@ pub struct Rules {
     pub cold_queue: usize,
     /// The bytes of all events in memory.
     pub budget: Budget,
+    /// Most lanes in memory: blocked ones beyond that are in the table only.
+    pub most_lanes: usize,
 }
 
 /// A lane whose held followers are to be read.
@@ -295,6 +299,12 @@ pub struct Lanes {
     asked_for: usize,
     /// What blocked a lane may be gone from the table.
     freed: bool,
+    /// Lanes may be blocked in the table that are not in memory.
+    spilled: bool,
+    /// Among these are lanes that an earlier owner left: nobody has looked at them.
+    unlooked: bool,
+    /// Blocked by what the table said while they were not in memory: they may have gone on since.
+    unsure: VecDeque<LaneId>,
     /// Keys of which nothing is handed over, each since when.
     paused_keys: BTreeMap<Key, Instant>,
     /// Counters; the driver adds its own and publishes them.
@@ -351,6 +361,9 @@ impl Lanes {
             due_again: false,
             asked_for: 0,
             freed: false,
+            spilled: false,
+            unlooked: false,
+            unsure: VecDeque::new(),
             paused_keys: BTreeMap::new(),
             stats: Stats::default(),
         }

@@ -83,6 +83,7 @@ impl Lanes {
         if let Some(id) = lane_id.filter(|id| self.in_doubt(id.key)) {
             self.look_at(id.key, origin == Origin::Due);
             if origin == Origin::Due {
+                self.fell_due(id.key);
                 // It stays due, and is read again when its key goes on.
                 return Offered::Ignored;
             }
@@ -119,6 +120,11 @@ impl Lanes {
             Gate::Leave => return Offered::Ignored,
         }
         let sequence = row.sequence;
+        if let Some(id) = lane_id.filter(|_| origin == Origin::Due && !self.rules.global)
+            && matches!(row.wait, Some(Wait::Retry | Wait::Suspect))
+        {
+            self.recall(id, row.shard);
+        }
         let offered = self.take_in(row, destination, lane_id, origin, lease, gate, now);
         if gate == Gate::Probe && offered == Offered::Accepted {
             self.probe_with(destination, sequence, identity, now);
@@ -223,6 +229,7 @@ impl Lanes {
                     return Offered::Ignored;
                 }
                 lane.block = Block::Waiting;
+                lane.due = false;
                 lane.queue.push_front(pending);
             }
             // That may be long ago, and another event have blocked it since: the table knows.
@@ -300,7 +307,17 @@ impl Lanes {
         }
     }
 
-    fn lane_of(&self, row: &Fetched, destination: u16) -> Option<LaneId> {
+    /// Where the row would go.
+    pub(super) fn destination_for(&self, row: &Fetched) -> u16 {
+        let nowhere = self.rules.destinations.len() as u16;
+        match (&self.rules.route, &row.content) {
+            (None, _) => 0,
+            (Some(route), Ok(envelope)) => route(envelope).map_or(nowhere, |to| to.destination),
+            (Some(_), Err(_)) => nowhere,
+        }
+    }
+
+    pub(super) fn lane_of(&self, row: &Fetched, destination: u16) -> Option<LaneId> {
         if self.rules.unordered || row.wait == Some(Wait::Replay) {
             return None;
         }

@@ -15,7 +15,10 @@
 //! A relay that dies in between leaves the key with events in several lanes. Its next owner looks at all
 //! of them before anything goes, so it does not matter how far this one got.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use posthaste_core::{
     Key,
@@ -34,6 +37,8 @@ pub(super) struct Doubt {
     shard: u16,
     /// The destinations of its lanes.
     destinations: Vec<u16>,
+    /// Something of it fell due meanwhile.
+    due: bool,
     state: Looked,
 }
 
@@ -92,6 +97,7 @@ impl Lanes {
         let doubt = self.doubts.entry(id.key).or_insert_with(|| Doubt {
             shard,
             destinations: Vec::new(),
+            due: false,
             state: Looked::Untouched,
         });
         if !doubt.destinations.contains(&id.destination) {
@@ -107,6 +113,13 @@ impl Lanes {
     /// Lanes are being looked at.
     pub(super) fn looks(&self) -> bool {
         self.doubts.values().any(|doubt| matches!(doubt.state, Looked::Looking(_)))
+    }
+
+    /// What was due was not taken in.
+    pub(super) fn fell_due(&mut self, key: Key) {
+        if let Some(doubt) = self.doubts.get_mut(&key) {
+            doubt.due = true;
+        }
     }
 
     /// Something of this key was met. `again`: what was in the way may be gone.
@@ -232,12 +245,19 @@ impl Lanes {
         true
     }
 
-    /// The next page, once what the last one brought is written; after the last one the key goes on.
+    /// The next page, once what the last one brought is written; after the last one the key goes on. Lanes of
+    /// the key at our destinations may be in the table only: then these are looked at, too.
     fn look_on(&mut self, key: Key) {
+        let ours = if self.spilled { self.routed_to() } else { 0..0 };
         let Some(doubt) = self.doubts.get_mut(&key) else { return };
         let Looked::Looking(walk) = &mut doubt.state else { return };
         if walk.unwritten > 0 {
             return;
+        }
+        for destination in ours {
+            if !doubt.destinations.contains(&destination) {
+                doubt.destinations.push(destination);
+            }
         }
         if walk.done < doubt.destinations.len() {
             self.looks.push_back(key);
@@ -253,7 +273,8 @@ impl Lanes {
             doubt.state = Looked::Stands;
             return;
         }
-        let (shard, left) = (doubt.shard, std::mem::take(&mut doubt.destinations));
+        let (shard, due) = (doubt.shard, doubt.due);
+        let left = std::mem::take(&mut doubt.destinations);
         self.doubts.remove(&key);
         // What fell due meanwhile was not taken in.
         self.due_again = true;
@@ -263,7 +284,12 @@ impl Lanes {
                 None if !self.is_routed_to(destination) => {
                     self.lanes.remove(&id);
                 }
-                stays => self.set_lane(id, stays.copied().unwrap_or_default()),
+                None => self.set_lane(id, Stays::default(), due),
+                Some(&stays) => {
+                    let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
+                    lane.held = true;
+                    self.set_lane(id, stays, due);
+                }
             }
         }
         for destination in walk.moved_to {
@@ -284,7 +310,7 @@ impl Lanes {
     }
 
     /// The lane is as its look has found it.
-    fn set_lane(&mut self, id: LaneId, Stays { waiting, parked }: Stays) {
+    fn set_lane(&mut self, id: LaneId, Stays { waiting, parked }: Stays, due: bool) {
         let next = self.leaving.next_read();
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         lane.written = Some(next);
@@ -293,11 +319,20 @@ impl Lanes {
             (false, true) => Block::Waiting,
             (false, false) => Block::Releasing,
         };
+        lane.due = due && lane.block == Block::Waiting;
+        if lane.is_blocked() && self.spilled {
+            self.unsure.push_back(id);
+        }
     }
 
     /// Whether events go there: it is no name of the past.
     fn is_routed_to(&self, destination: u16) -> bool {
-        usize::from(destination) <= self.rules.destinations.len()
+        self.routed_to().contains(&destination)
+    }
+
+    /// Our destinations, and the place of events that have none.
+    pub(super) fn routed_to(&self) -> Range<u16> {
+        0..self.rules.destinations.len() as u16 + 1
     }
 
     /// What fell due while its key stood is to be read again.

@@ -100,10 +100,12 @@ impl Lanes {
     }
 
     pub(super) fn hold_written(&mut self, id: LaneId) {
+        let next = self.leaving.next_read();
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
         lane.holds -= 1;
+        lane.held_from = next;
         if lane.stands_released() {
             self.request_release(id);
         }

@@ -107,16 +107,26 @@ impl Lanes {
 
     /// The lane is blocked in the database, left so by an earlier owner.
     pub fn block(&mut self, shard: u16, blocked: &Blocked) {
+        self.block_as_left(shard, blocked, true);
+    }
+
+    /// With `doubt`, its key stands until its lanes were looked at. Gives the lane, if it is new here.
+    pub(super) fn block_as_left(
+        &mut self,
+        shard: u16,
+        blocked: &Blocked,
+        doubt: bool,
+    ) -> Option<LaneId> {
         // Nothing is held under `global`, but what is left from a time of another ordering.
         if self.rules.global && !blocked.waiting && !blocked.parked {
-            return;
+            return None;
         }
         let id = self.blocked_lane(blocked);
         // A read that is under way does not know this shard: its silence says nothing.
         let next = self.leaving.next_read();
         if !self.rules.global && self.lanes.contains_key(&id) {
             // It was learnt before, and may have moved on since.
-            return;
+            return None;
         }
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
         lane.held = true;
@@ -131,14 +141,17 @@ impl Lanes {
             // Under `global` late commits of shards that came before this one can be in line.
             lane.scheduled = false;
         }
-        self.doubt(id, shard);
+        if doubt {
+            self.doubt(id, shard);
+        }
         if releases {
             self.request_release(id);
             self.look_at(id.key, false);
         }
+        Some(id)
     }
 
-    fn blocked_lane(&mut self, blocked: &Blocked) -> LaneId {
+    pub(super) fn blocked_lane(&mut self, blocked: &Blocked) -> LaneId {
         if self.rules.global {
             return LaneId::OF_ALL;
         }
@@ -153,6 +166,9 @@ impl Lanes {
     /// Lanes that an event in the table blocks, for those who ask whether it is still there: at most
     /// `most`, others with each call.
     pub fn blocked_lanes(&mut self, most: usize) -> Vec<LaneKey> {
+        if !self.unsure.is_empty() {
+            return self.unsure_lanes(most);
+        }
         let blocked = self.lanes.iter().filter(|(_, lane)| lane.is_blocked() && !lane.busy());
         let lanes: Vec<LaneKey> = blocked
             .skip(self.asked_for)
@@ -166,7 +182,7 @@ impl Lanes {
     /// Something was found that an operator sets free together with a blocked lane: whether that is
     /// still blocked is to be asked.
     pub fn asks(&self) -> bool {
-        self.freed && self.blocked()
+        (self.freed || !self.unsure.is_empty()) && self.blocked()
     }
 
     /// It was asked, with or without an answer.

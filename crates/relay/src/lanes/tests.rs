@@ -21,6 +21,7 @@ mod global;
 mod outage;
 mod pause;
 mod schedule;
+mod spill;
 mod whereabouts;
 
 fn one() -> Vec<DestinationRules> {
@@ -38,6 +39,7 @@ fn rules(on_dead: OnDead, global: bool) -> Rules {
         route: None,
         cold_queue: 1_000,
         budget: Budget::new(64 << 20),
+        most_lanes: 1_000,
     }
 }
 

@@ -39,6 +39,17 @@ macro_rules! blocked_by {
     };
 }
 
+/// Whether an event of the lane `l` is held.
+macro_rules! held_in {
+    () => {
+        "exists (
+            select 1 from {events} e
+            where e.lane = l.lane and e.destination = l.destination and e.wait = 'held'
+              and e.sent_at is null and e.discarded_at is null and e.dead_at is null
+        )"
+    };
+}
+
 #[async_trait]
 impl Read for SqliteStore {
     async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -293,17 +304,20 @@ impl Read for SqliteStore {
         const STILL: &str = concat!(
             "select l.destination, l.lane, ",
             blocked_by!(),
+            ", ",
+            held_in!(),
             " from (select value ->> 0 as lane, value ->> 1 as destination from json_each(?1)) l"
         );
 
         let asked = lanes.iter().map(|lane| serde_json::json!([lane.key.0, lane.destination]));
-        let found: Vec<Blocked> = sqlx::query(self.tables.sql(STILL))
+        let found: Vec<(Blocked, bool)> = sqlx::query(self.tables.sql(STILL))
             .bind(list(asked))
-            .try_map(|row: SqliteRow| blocked(&row))
+            .try_map(|row: SqliteRow| Ok((blocked(&row)?, row.try_get(4)?)))
             .fetch_all(&self.reader)
             .await
             .map_err(failed("looking at blocked lanes"))?;
-        Ok(found.into_iter().filter(|lane| lane.waiting || lane.parked).collect())
+        let still = |(lane, held): &(Blocked, bool)| lane.waiting || lane.parked || *held;
+        Ok(found.into_iter().filter(still).map(|(lane, _)| lane).collect())
     }
 }
 

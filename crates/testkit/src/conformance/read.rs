@@ -468,4 +468,13 @@ pub async fn blocked_lanes_come_in_pages_and_can_be_asked_for<DB: Dialect>(subje
     expected.sort();
     assert_eq!(keys, expected);
     assert!(outbox.store.still_blocked(&[]).await.unwrap().is_empty());
+
+    // One whose events are held although nothing blocks it any more is named, too.
+    owner.settle(&[held(&rows[7]), parked(&rows[8])]).await;
+    let still = outbox.store.still_blocked(&[lane(7), lane(8)]).await.unwrap();
+    let by = |row: usize| {
+        let found = still.iter().find(|blocked| blocked.key == lane(row).key).unwrap();
+        (found.waiting, found.parked)
+    };
+    assert_eq!((by(7), by(8)), ((false, false), (false, true)));
 }

@@ -66,7 +66,7 @@ type Reading = (u64, Origin, Option<Release>, Vec<Fetched>, i64);
 /// they are called by one configuration: the second has other routes, the third other names.
 const NAMES: [[&str; 2]; 3] = [["together", "single"], ["together", "single"], ["third", "fourth"]];
 
-fn two(on_dead: OnDead, global: bool, routes: usize) -> Rules {
+fn two(on_dead: OnDead, global: bool, routes: usize, most_lanes: usize) -> Rules {
     let destination = |index: usize, together| DestinationRules {
         name: NAMES[routes][index].to_owned(),
         together,
@@ -79,6 +79,7 @@ fn two(on_dead: OnDead, global: bool, routes: usize) -> Rules {
             Ok(Routed { destination, topic: None })
         })),
         cold_queue: 4,
+        most_lanes,
         ..rules(on_dead, global)
     }
 }
@@ -119,6 +120,8 @@ struct World {
     routes: usize,
     /// All events share one lane.
     global: bool,
+    /// Most lanes in memory.
+    most_lanes: usize,
     lanes: Lanes,
     cursor: i64,
     /// What a crash leaves for the next owner.
@@ -126,8 +129,12 @@ struct World {
     reads: VecDeque<Reading>,
     /// What a read of the hot path says must come first.
     previous: BTreeMap<u64, Vec<i64>>,
+    /// What the table says of the lanes that a read would enter, by the read's number.
+    told: BTreeMap<u64, Vec<Blocked>>,
     /// A look at what is blocked, under way.
     asked: Option<(u64, Vec<Blocked>)>,
+    /// All that is blocked, read once more, and whether no lane was forgotten since.
+    survey: Option<(Vec<Blocked>, bool)>,
     /// Looks at lanes that another owner left, under way.
     looks: VecDeque<(Look, Vec<Fetched>)>,
     /// The cursors of destinations that are behind; the driver's own.
@@ -149,18 +156,21 @@ struct World {
 }
 
 impl World {
-    fn new(on_dead: OnDead, global: bool) -> Self {
+    fn new(on_dead: OnDead, global: bool, most_lanes: usize) -> Self {
         let mut world = Self {
             table: BTreeMap::new(),
             on_dead,
             routes: 0,
             global,
-            lanes: Lanes::new(two(on_dead, global, 0)),
+            most_lanes,
+            lanes: Lanes::new(two(on_dead, global, 0, most_lanes)),
             cursor: 0,
             mark: 0,
             reads: VecDeque::new(),
             previous: BTreeMap::new(),
+            told: BTreeMap::new(),
             asked: None,
+            survey: None,
             looks: VecDeque::new(),
             source: Source::new(&Config::default(), now()),
             now: now(),
@@ -198,6 +208,9 @@ impl World {
     /// What is counted is what is there.
     fn check_counts(&self) {
         let lanes = &self.lanes;
+        for key in lanes.doubts.keys() {
+            assert!(!lanes.lanes_of(*key).is_empty(), "in doubt, and only in the table: {key:?}");
+        }
         let count = |which: &dyn Fn(&Entry) -> bool| {
             lanes.known.values().filter(|entry| which(entry)).count()
         };
@@ -295,6 +308,7 @@ fn act(world: &mut World, action: u8, pick: u8) {
         22 => world.give_away(pick % 4 > 0),
         23 => world.other(pick),
         24 => world.acquire(),
+        25 if pick % 4 == 3 => world.survey_again(),
         25 => world.reconcile(),
         26 => world.replay(pick),
         18 => world.up[pick % 2] = pick % 3 > 0,
@@ -325,8 +339,10 @@ proptest! {
         actions in prop::collection::vec((any::<u8>(), any::<u8>()), 1..300),
         park in any::<bool>(),
         global in any::<bool>(),
+        most_lanes in prop::sample::select(vec![1, 1, 3, 1_000]),
     ) {
-        let mut world = World::new(if park { OnDead::Park } else { OnDead::Skip }, global);
+        let on_dead = if park { OnDead::Park } else { OnDead::Skip };
+        let mut world = World::new(on_dead, global, most_lanes);
         for (action, pick) in actions {
             act(&mut world, action, pick);
             world.check_counts();

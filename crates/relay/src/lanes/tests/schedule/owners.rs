@@ -94,11 +94,12 @@ impl World {
 
     /// The relay dies and another takes over: from the mark, with what the table says is blocked.
     pub(super) fn crash(&mut self) {
-        self.lanes = Lanes::new(two(self.on_dead, self.global, self.routes));
+        self.lanes = Lanes::new(two(self.on_dead, self.global, self.routes, self.most_lanes));
         self.source = Source::new(&Config::default(), now());
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.reads.clear();
         self.previous.clear();
+        self.told.clear();
         self.asked = None;
         self.looks.clear();
         self.in_flight.clear();
@@ -112,8 +113,9 @@ impl World {
         self.read_once = false;
         self.cursor = self.mark;
         self.lanes.open_shard(0, suspect_to);
+        self.survey = None;
         for lane in self.blocked() {
-            self.lanes.block(0, &lane);
+            self.lanes.surveyed(0, &lane, true);
         }
         let lowest = |positions: &[Position]| {
             positions.iter().min_by_key(|position| position.sequence).cloned().unwrap_or_default()
@@ -146,12 +148,37 @@ impl World {
         match self.asked.take() {
             Some((read, blocked)) => {
                 self.lanes.reconcile(read, None, &blocked);
+                if self.told.is_empty()
+                    && self.lanes.forget(read, &blocked)
+                    && let Some((_, finds_all)) = &mut self.survey
+                {
+                    *finds_all = false;
+                }
                 self.lanes.read_merged(read);
             }
             None if self.owner == Owner::Us => {
                 self.asked = Some((self.lanes.read_began(), self.blocked()));
             }
             None => {}
+        }
+    }
+
+    /// All blocked lanes are read again, and the answer comes later.
+    pub(super) fn survey_again(&mut self) {
+        if self.owner != Owner::Us {
+            return;
+        }
+        let Some((blocked, mut finds_all)) = self.survey.take() else {
+            if self.lanes.is_spilled() {
+                self.survey = Some((self.blocked(), true));
+            }
+            return;
+        };
+        for lane in &blocked {
+            finds_all &= !self.lanes.surveyed(0, lane, false);
+        }
+        if finds_all {
+            self.lanes.has_all_lanes();
         }
     }
 

@@ -108,6 +108,23 @@ impl World {
         else {
             return;
         };
+        if let Some(blocked) = self.told.remove(&read) {
+            for lane in &blocked {
+                if self.lanes.saw(read, 0) {
+                    self.lanes.block_again(0, lane);
+                }
+            }
+        } else if origin != Origin::Held {
+            let lanes = self.lanes.unknown_lanes(rows.iter());
+            if !lanes.is_empty() {
+                // The answer comes later.
+                let mut blocked = self.blocked();
+                blocked.retain(|blocked| lanes.contains(&blocked.lane()));
+                self.told.insert(read, blocked);
+                self.reads.push_back((read, origin, release, rows, until));
+                return;
+            }
+        }
         match (origin, release) {
             (Origin::Held, Some(release)) => {
                 let rows = (pick % 7 != 1).then_some(rows);
