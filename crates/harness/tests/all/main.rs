@@ -22,3 +22,5 @@ mod shares;
 mod strides;
 
 mod swallowed;
+
+mod takeover;
