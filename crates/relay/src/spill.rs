@@ -83,7 +83,7 @@ impl Driver {
         None
     }
 
-    /// Blocks the lanes in memory, and gives the page. Without an answer the page counts as not read. What was
+    /// Blocks the lanes in memory, and returns the page. Without an answer the page counts as not read. What was
     /// asked before a shard was taken says nothing of it: its survey does.
     fn told(&mut self, blocked: Result<Vec<Blocked>>, mut done: Done) -> Done {
         let read = match &done {

@@ -203,7 +203,7 @@ impl Stream {
                 }
                 let ids: Vec<String> = entries.into_iter().map(|entry| entry.id).collect();
                 let _: usize = connection.xdel(&stream, &ids).await.unwrap();
-                // What comes after a test that failed does not stay for ever.
+                // What comes after a test that failed is removed in the end.
                 let _: bool = connection.expire(&stream, 600).await.unwrap();
             }
         });

@@ -160,7 +160,7 @@ impl Run<'_> {
     }
 }
 
-/// Writes so many events that are committed, its keys in turn: gives their numbers, key by key. In plain
+/// Writes so many events that are committed, its keys in turn. Returns their numbers, key by key. In plain
 /// SQL, so that the writers take less of the machine than the relay.
 async fn write(
     pool: MySqlPool,
@@ -242,7 +242,7 @@ impl Other {
 }
 
 impl Begun {
-    /// Ends it: gives whether it was still there.
+    /// Ends it. Returns whether it was still there.
     async fn end(self, pool: &MySqlPool) -> bool {
         let there = self.running.as_ref().is_none_or(|running| !running.is_finished());
         let kill = format!("kill {}", self.id);

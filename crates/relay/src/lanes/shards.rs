@@ -110,7 +110,7 @@ impl Lanes {
         self.block_as_left(shard, blocked, true);
     }
 
-    /// With `doubt`, its key stands until its lanes were looked at. Gives the lane, if it is new here.
+    /// With `doubt`, its key stands until its lanes were looked at. Returns the lane, if it is new here.
     pub(super) fn block_as_left(
         &mut self,
         shard: u16,

@@ -87,7 +87,7 @@ impl Lanes {
     /// Forgets lanes that this read has seen blocked, if there are too many. An operator who removes later
     /// what blocks such a lane sets its first follower free, so that it comes again; if one was held since
     /// the read, it may be that nobody has. Not while the table is asked about lanes of a page: one that is
-    /// forgotten meanwhile could be missing from the answer. Gives whether any was forgotten.
+    /// forgotten meanwhile could be missing from the answer. Returns whether any was forgotten.
     pub fn forget(&mut self, read: u64, blocked: &[Blocked]) -> bool {
         let before = self.lanes.len();
         for blocked in blocked {

@@ -323,7 +323,7 @@ struct Taken {
 
 impl MySqlStore {
     /// Keeps rows until there are enough bytes. The rest of the answer is read and dropped: a transaction that
-    /// is given up with its connection would take nothing. Gives the numbers of what was dropped.
+    /// is given up with its connection would take nothing. Returns the numbers of what was dropped.
     async fn within(
         &self,
         connection: &mut MySqlConnection,

@@ -151,7 +151,7 @@ fn left(destination: &str, key: i64) -> Blocked {
     Blocked { destination: destination.to_owned(), ..blocked(key, true, false) }
 }
 
-/// Gives the rows of each lane that is looked at.
+/// Returns the rows of each lane that is looked at.
 fn look(lanes: &mut Lanes, rows: &[(&str, Fetched)]) -> Vec<String> {
     let mut seen = Vec::new();
     while let Some(look) = lanes.next_look() {
@@ -207,7 +207,7 @@ fn a_lane_that_was_left_in_the_table_is_found_at_another_destination_and_looked_
     assert!(lanes.unknown_lanes([due(200, 2)].iter()).is_empty(), "its key is known now");
 }
 
-/// Otherwise it could be forgotten and looked at for ever.
+/// Otherwise it could be forgotten and looked at again and again.
 #[test]
 fn a_lane_whose_head_fell_due_while_it_was_looked_at_stays_until_that_is_read_again() {
     let mut lanes = routed();
