@@ -79,6 +79,7 @@ pub(crate) enum Done {
         read: u64,
         rows: Result<Vec<HotRow>>,
         reserved: Charge,
+        beyond: bool,
     },
     HotClaimed {
         claim: Arc<RowLease>,
@@ -222,6 +223,9 @@ pub(crate) struct Driver {
     /// Reads of the hot path. Polled by the driver itself: a task of their own would be two more
     /// switches between the commit and the transport.
     pub(crate) hot_reads: FuturesUnordered<BoxFuture<'static, Done>>,
+    /// Events ahead of the cursor are looked for, which waits for late commits, and when again.
+    pub(crate) looking_beyond: bool,
+    pub(crate) beyond_at: Instant,
     pub(crate) claims: u64,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
     pub(crate) expired: Option<i64>,
@@ -326,6 +330,8 @@ impl Driver {
             acquired_once: false,
             handing_over: false,
             hot_reads: FuturesUnordered::new(),
+            looking_beyond: false,
+            beyond_at: now,
             claims: 0,
             expired: None,
             reconciling: false,
@@ -417,6 +423,7 @@ impl Driver {
         if self.stopping.is_none() {
             self.survey(now);
             self.read(now);
+            self.look_beyond(now);
             self.reconcile(now);
         }
         self.tick(now);
@@ -469,8 +476,11 @@ impl Driver {
                 drop(reserved);
                 self.claimed(&claim, &next, rows, now);
             }
-            Done::Hot { read, rows, reserved } => {
+            Done::Hot { read, rows, reserved, beyond } => {
                 drop(reserved);
+                if beyond {
+                    self.looked_beyond(now);
+                }
                 match rows {
                     Ok(rows) => self.offer_hot(read, rows),
                     Err(error) => {
@@ -589,6 +599,9 @@ impl Driver {
         }
         if self.stopping.is_none() && self.reads() {
             until = until.min(self.source.next_poll());
+        }
+        if self.stopping.is_none() && self.looks_beyond() {
+            until = until.min(self.beyond_at);
         }
         if let Some(stopping) = &self.stopping {
             until = until.min(stopping.until);

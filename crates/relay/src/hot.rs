@@ -3,15 +3,18 @@
 //! Only a hint. When the queue is full, the relay is stopping, or the shard belongs to another
 //! relay, the event is found by a poll as if nothing had been said.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 use posthaste_core::{
     Event,
     key::shard_hash,
-    store::{HotRow, RelayOrdering},
+    store::{HotRow, Limit, RelayOrdering},
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -72,6 +75,9 @@ impl HotPath {
         self.wake.notify_one();
     }
 }
+
+/// Most events that one look beyond late commits brings.
+const BEYOND: usize = 100;
 
 /// Most events that one hot read brings.
 const HOT_PAGE: usize = 256;
@@ -137,14 +143,58 @@ impl Driver {
         let deadline = self.config.deadline();
         self.hot_reads.push(Box::pin(async move {
             let rows = within(deadline, store.read_hot(&sequences, &from)).await;
-            Done::Hot { read, rows, reserved }
+            Done::Hot { read, rows, reserved, beyond: false }
         }));
+    }
+
+    /// While late commits come page by page, events of other keys ahead of the cursor go as if their writer
+    /// had told of them. The rest waits for the cursor.
+    pub(crate) fn look_beyond(&mut self, now: Instant) {
+        if !self.looks_beyond() || now < self.beyond_at || !self.reads() {
+            return;
+        }
+        let rows = self.lanes.hot_room(self.config.hot_queue).min(BEYOND);
+        let bytes = self.lanes.budget().small_page().filter(|_| rows > 0);
+        let Some(bytes) = bytes else {
+            self.beyond_at = now + self.config.busy_interval;
+            return;
+        };
+        self.looking_beyond = true;
+        let limit = Limit { rows, bytes };
+        let reserved = self.lanes.budget().reserve(bytes);
+        let read = self.lanes.read_began();
+        let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
+        let from = self.source.position().clone();
+        let deadline = self.config.deadline();
+        self.tasks.spawn(async move {
+            let rows = within(deadline, async {
+                let beyond = store.read_beyond(&shards, &from, limit).await?;
+                if beyond.is_empty() {
+                    Ok(Vec::new())
+                } else {
+                    store.read_hot(&beyond, &from).await
+                }
+            })
+            .await;
+            Done::Hot { read, rows, reserved, beyond: true }
+        });
+    }
+
+    pub(crate) fn looked_beyond(&mut self, now: Instant) {
+        self.looking_beyond = false;
+        self.beyond_at = now + self.config.busy_interval / 4;
+    }
+
+    pub(crate) fn looks_beyond(&self) -> bool {
+        let ordered = self.config.ordering == RelayOrdering::PerKey;
+        ordered && self.source.is_walking() && !self.looking_beyond
     }
 
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
     /// our hands; otherwise the cursor brings them in order.
     pub(crate) fn offer_hot(&mut self, read: u64, rows: Vec<HotRow>) {
         let now = self.clock.now();
+        self.lanes.set_cursor(self.source.position().sequence);
         for HotRow { row, previous } in rows {
             let safe = previous
                 .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))

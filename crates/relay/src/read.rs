@@ -16,7 +16,7 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, Release},
+    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, Release, backlog_limit},
     settle::SETTLE_BATCHES,
     source::{NextRead, Room},
 };
@@ -101,10 +101,11 @@ impl Driver {
         let half = batch.div_ceil(2);
         let (cold, due) = (self.lanes.cold_room(limit), self.lanes.due_room(limit));
         let mut behind = Vec::new();
+        let least = half.min(backlog_limit(limit));
         for destination in self.source.behind() {
             if self.lanes.wants_probe(destination) {
                 behind.push((destination, PROBE_PAGE));
-            } else if self.lanes.room_behind(destination, limit) >= half {
+            } else if self.lanes.room_behind(destination, limit) >= least {
                 behind.push((destination, self.lanes.room_behind(destination, limit)));
             }
         }
@@ -187,6 +188,7 @@ impl Driver {
         claim: Option<&Arc<RowLease>>,
     ) -> usize {
         let now = self.clock.now();
+        self.lanes.set_cursor(self.source.position().sequence);
         let mut news = 0;
         for row in rows {
             self.highest = self.highest.max(row.sequence);

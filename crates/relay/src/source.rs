@@ -91,6 +91,8 @@ pub(crate) struct Source {
     /// Which kind of read was the last: the others come first.
     last: Kind,
     caught_up: bool,
+    /// Late commits come page by page, and the position stays until all of them have come.
+    walking: bool,
     /// Something was found since the last poll.
     found: bool,
     pause: Duration,
@@ -124,6 +126,7 @@ impl Source {
             due: true,
             last: Kind::Ahead,
             caught_up: false,
+            walking: false,
             found: false,
             pause: config.busy_interval,
             poll_at: now,
@@ -172,6 +175,11 @@ impl Source {
         self.caught_up
     }
 
+    /// Events ahead of the position wait until all late commits are read.
+    pub(crate) fn is_walking(&self) -> bool {
+        self.walking
+    }
+
     /// The position, if it is somebody's.
     pub(crate) fn placed(&self) -> Option<&Position> {
         self.placed.then_some(&self.position)
@@ -184,6 +192,7 @@ impl Source {
         self.placed = true;
         self.generation += 1;
         self.caught_up = false;
+        self.walking = false;
         (self.ahead, self.late, self.due) = (true, true, true);
         self.due_after = None;
         // Whose events of the new shards are in hand, nobody knows yet.
@@ -198,6 +207,7 @@ impl Source {
     pub(crate) fn reset(&mut self) {
         self.generation += 1;
         self.placed = false;
+        self.walking = false;
         self.position = Position::default();
         self.caught_up = false;
         self.due_after = None;
@@ -371,6 +381,7 @@ impl Source {
     pub(crate) fn read_ahead(&mut self, page: &Page, generation: u64, news: usize) {
         self.answered(news);
         if generation == self.generation {
+            self.walking = !page.caught_up && page.position.sequence == self.position.sequence;
             self.position = page.position.clone();
             self.caught_up = page.caught_up;
         }
@@ -382,6 +393,7 @@ impl Source {
         self.answered(news);
         self.late |= !page.caught_up;
         if generation == self.generation {
+            self.walking = !page.caught_up;
             // A store that has to start again says so by the sequence.
             self.position = page.position.clone();
         }

@@ -35,6 +35,9 @@ mod window;
 mod overdue;
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+mod beyond;
+
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod sessions;
 
 #[cfg(feature = "postgres")]

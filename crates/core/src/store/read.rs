@@ -241,6 +241,19 @@ pub trait Read: Send + Sync {
     /// back are left out. The caller bounds it by what it asks for: whoever wrote a row has told its size.
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
+    /// Sequences of events that wait for nothing, with `sequence > from.sequence`. The events themselves keep to the
+    /// limit. Asked while late commits come page by page and `from.sequence` stays: with
+    /// [`read_hot`](Self::read_hot) those go whose key has nothing among the late ones. Calls take turns over
+    /// all there are. A store where nothing comes late has none.
+    async fn read_beyond(
+        &self,
+        _shards: &[u16],
+        _from: &Position,
+        _limit: Limit,
+    ) -> Result<Vec<i64>> {
+        Ok(Vec::new())
+    }
+
     /// The held events of one lane, in the order of their sequence.
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>>;
 

@@ -25,6 +25,7 @@ impl Lanes {
         entry.attempts -= recorded.attempts();
         self.careful.done(sequence);
         let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
+        let key = entry.key;
         if recorded != Recorded::Nothing {
             // That must be taken back, and a hold does not write attempts.
             self.postpone(sequence, now);
@@ -39,7 +40,7 @@ impl Lanes {
             self.leave(sequence, true);
         } else {
             self.known.remove(&sequence);
-            self.at(destination).skip(sequence);
+            self.at(destination).skip(sequence, key);
         }
         let Some(id) = lane else { return };
         let Some(lane) = self.lanes.get_mut(&id) else { return };

@@ -1,9 +1,12 @@
 //! One destination: what is ready for it, what its breaker says, and whether it is fed by a cursor of
 //! its own.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Instant,
+};
 
-use posthaste_core::Envelope;
+use posthaste_core::{Envelope, Key, store::Fetched};
 
 use super::{
     Lanes, Origin, Ready, State,
@@ -53,9 +56,31 @@ pub(super) struct Destination {
     /// Events of it were passed over: they come through a cursor of its own, until that has caught
     /// up.
     pub(super) behind: bool,
+    /// The keys of the events that were passed over since it fell behind.
+    passed: Passed,
     /// The first event that was passed over since the driver last asked.
     pub(super) skipped: Option<i64>,
 }
+
+/// Keys whose events were passed over: later events of theirs must not overtake them. Those of other keys
+/// may.
+#[derive(Debug, Default)]
+struct Passed {
+    keys: HashSet<Key>,
+    /// There were too many to be remembered.
+    too_many: bool,
+}
+
+/// This part of what may wait for a destination is kept for events that overtake its backlog.
+const OVERTAKING: usize = 4;
+
+/// How much of a backlog may wait in memory, given a limit for all that waits.
+pub fn backlog_limit(limit: usize) -> usize {
+    limit - limit / OVERTAKING
+}
+
+/// Most keys that are remembered as passed over: a few MB.
+const PASSED: usize = 120_000;
 
 /// In which line of its destination an event waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +141,7 @@ impl Destination {
             breaker: Breaker::default(),
             undecided: Vec::new(),
             behind: false,
+            passed: Passed::default(),
             skipped: None,
         }
     }
@@ -174,9 +200,22 @@ impl Destination {
     }
 
     /// This event is passed over.
-    pub(super) fn skip(&mut self, sequence: i64) {
+    pub(super) fn skip(&mut self, sequence: i64, key: Option<Key>) {
         self.behind = true;
+        if let Some(key) = key.filter(|_| !self.passed.too_many) {
+            self.passed.keys.insert(key);
+            if self.passed.keys.len() > PASSED {
+                self.passed = Passed { keys: HashSet::new(), too_many: true };
+            }
+        }
         self.skipped = Some(self.skipped.map_or(sequence, |known| known.min(sequence)));
+    }
+}
+
+impl Passed {
+    /// Whether no event of this key was passed over.
+    fn lets(&self, key: Option<Key>) -> bool {
+        key.is_none_or(|key| !self.too_many && !self.keys.contains(&key))
     }
 }
 
@@ -216,7 +255,9 @@ impl Lanes {
 
     /// The destination's own cursor has caught up: it is fed like the others again.
     pub fn caught_up(&mut self, destination: u16) {
-        self.at(destination).behind = false;
+        let of = self.at(destination);
+        of.behind = false;
+        of.passed = Passed::default();
     }
 
     /// The destination's own cursor may read on: how many events there is room for.
@@ -225,7 +266,7 @@ impl Lanes {
         if !destination.breaker.is_closed() || self.has_its_share(destination) {
             return 0;
         }
-        limit.saturating_sub(destination.waiting(Queue::Cold))
+        backlog_limit(limit).saturating_sub(destination.waiting(Queue::Cold))
     }
 
     pub(super) fn has_its_share(&self, destination: &Destination) -> bool {
@@ -246,7 +287,7 @@ impl Lanes {
     }
 
     /// What is to become of a row of this destination.
-    pub(super) fn gate(&self, destination: u16, origin: Origin) -> Gate {
+    pub(super) fn gate(&self, destination: u16, origin: Origin, row: &Fetched) -> Gate {
         let of = &self.destinations[usize::from(destination)];
         if self.rules.global {
             return Gate::Admit;
@@ -259,9 +300,12 @@ impl Lanes {
         let passed_over = if self.rules.unordered { Gate::Postpone } else { Gate::Skip };
         if of.breaker.is_closed() {
             let several = self.rules.destinations.len() > 1;
+            let late = row.sequence <= self.cursor;
+            let limit = self.rules.cold_queue;
+            let limit = if late { backlog_limit(limit) } else { limit };
             return match origin {
-                Origin::Cold | Origin::Hot if of.behind => passed_over,
-                Origin::Cold if several && of.waiting(Queue::Cold) >= self.rules.cold_queue => {
+                Origin::Cold | Origin::Hot if of.behind && !self.overtakes(of, row) => passed_over,
+                Origin::Cold if several && !of.behind && of.waiting(Queue::Cold) >= limit => {
                     passed_over
                 }
                 Origin::Cold | Origin::Hot if several && self.has_its_share(of) => passed_over,
@@ -276,6 +320,13 @@ impl Lanes {
             Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
             Origin::Cold | Origin::Hot => passed_over,
         }
+    }
+
+    /// Whether this event may go before what was passed over: nothing of its key was, and there is room. Late
+    /// ones do not: many of them are what others would have to wait for.
+    fn overtakes(&self, of: &Destination, row: &Fetched) -> bool {
+        let room = of.waiting(Queue::Hot) + of.waiting(Queue::Cold) < self.rules.cold_queue;
+        room && row.sequence > self.cursor && of.passed.lets(row.key)
     }
 
     /// Forgets everything that waits for this destination; its own cursor, or the table, brings it

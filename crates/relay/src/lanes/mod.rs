@@ -89,7 +89,7 @@ mod tests;
 
 pub use self::{
     breaker::BreakerState,
-    destination::{DestinationRules, Feed, Routed, Routing},
+    destination::{DestinationRules, Feed, Routed, Routing, backlog_limit},
     rerouted::Look,
     whereabouts::Whereabouts,
 };
@@ -282,6 +282,8 @@ pub struct Lanes {
     /// The configured ones, then the place of events that have none, then those of the past that the
     /// table still names.
     destinations: Vec<Destination>,
+    /// Where reading stands: an event at or before it that comes now is late.
+    cursor: i64,
     in_flight: usize,
     careful: Careful,
     leaving: Leaving,
@@ -350,6 +352,7 @@ impl Lanes {
             known: IntMap::default(),
             lanes: IntMap::default(),
             destinations,
+            cursor: 0,
             in_flight: 0,
             careful: Careful::default(),
             leaving: Leaving::default(),
@@ -378,6 +381,11 @@ impl Lanes {
             })
             .map(|(sequence, _)| sequence - 1)
             .fold(cursor, i64::min)
+    }
+
+    /// Reading stands here.
+    pub fn set_cursor(&mut self, cursor: i64) {
+        self.cursor = cursor;
     }
 
     /// The bytes of all events in memory.

@@ -89,7 +89,7 @@ impl Lanes {
             }
         }
         let identity = row.key.map_or(row.sequence, |key| key.0);
-        let mut gate = self.pause_gate(self.gate(destination, origin), row.key, lane_id);
+        let mut gate = self.pause_gate(self.gate(destination, origin, &row), row.key, lane_id);
         let replays = self.at(destination).waiting(Queue::Replay);
         if row.wait == Some(Wait::Replay)
             && !self.rules.unordered
@@ -108,17 +108,22 @@ impl Lanes {
             // It could not go before what is under way in its lane, and that cannot go at all.
             Gate::Probe if self.is_busy(lane_id) => {
                 if matches!(origin, Origin::Cold | Origin::Hot) {
-                    self.at(destination).skip(row.sequence);
+                    self.at(destination).skip(row.sequence, row.key);
                 }
                 return Offered::Ignored;
             }
             Gate::Admit | Gate::Probe | Gate::Postpone | Gate::Hold => {}
             Gate::Skip => {
-                self.at(destination).skip(row.sequence);
+                self.at(destination).skip(row.sequence, row.key);
                 return Offered::Ignored;
             }
             Gate::Leave => return Offered::Ignored,
         }
+        // What overtakes a backlog does not wait in line with it.
+        let origin = match origin {
+            Origin::Cold if self.at(destination).behind => Origin::Hot,
+            origin => origin,
+        };
         let sequence = row.sequence;
         if let Some(id) = lane_id.filter(|_| origin == Origin::Due && !self.rules.global)
             && matches!(row.wait, Some(Wait::Retry | Wait::Suspect))

@@ -121,6 +121,12 @@ impl Gaps {
         (used, old)
     }
 
+    /// Takes out the runs of more than so many numbers.
+    pub(super) fn take_long(&mut self, long: i64) -> Vec<(i64, i64)> {
+        let long = self.0.extract_if(.., |gap| gap.last - gap.first >= long);
+        long.map(|gap| (gap.first, gap.last)).collect()
+    }
+
     /// Those that were seen by then.
     pub(super) fn seen_by(&self, until: Instant) -> Self {
         Self(self.0.iter().copied().filter(|gap| gap.seen <= until).collect())

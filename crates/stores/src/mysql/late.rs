@@ -33,6 +33,10 @@ const BLIND: Duration = Duration::from_mins(10);
 /// How often the server's statements are looked at while few numbers are missing.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
 
+/// After that, so many times as long as it took passes before they are looked at again: the numbers of a large
+/// transaction that is open are there to stay.
+const CLOSING_REST: u32 = 8;
+
 /// With more missing runs than this they are looked at with every read.
 const FEW: usize = 64;
 
@@ -41,6 +45,10 @@ pub(super) const MOST: usize = 200_000;
 
 /// Most stretches of numbers in one statement.
 const STRETCHES: usize = 256;
+
+/// Of runs that are longer than this, the numbers that are there are counted before they are listed: a
+/// transaction with many events shows all of them at once, or none.
+const LONG_RUN: i64 = 64;
 
 /// Gaps that are no further apart than this are looked at together, with the rows between them.
 const NEAR: i64 = 8;
@@ -71,6 +79,60 @@ impl MySqlStore {
 
     /// The numbers in these gaps that are visible, in order, and maybe others between them.
     pub(super) async fn probe(
+        &self,
+        connection: &mut MySqlConnection,
+        gaps: &Gaps,
+        only: Option<&'static str>,
+    ) -> Result<Vec<i64>> {
+        let mut short = gaps.clone();
+        let long = short.take_long(LONG_RUN);
+        if long.is_empty() {
+            return self.list(connection, &short, only).await;
+        }
+        let mut visible = Vec::new();
+        for runs in long.chunks(STRETCHES) {
+            let counts = self.count_runs(connection, runs, only).await?;
+            for (&(first, last), count) in runs.iter().zip(counts) {
+                if count == last - first + 1 {
+                    visible.extend(first..=last);
+                } else if count > 0 {
+                    short.add(first, last, Instant::now());
+                }
+            }
+        }
+        visible.extend(self.list(connection, &short, only).await?);
+        visible.sort_unstable();
+        visible.dedup();
+        Ok(visible)
+    }
+
+    /// How many numbers of each run are visible.
+    async fn count_runs(
+        &self,
+        connection: &mut MySqlConnection,
+        runs: &[(i64, i64)],
+        only: Option<&'static str>,
+    ) -> Result<Vec<i64>> {
+        const COUNT: &str = "(select count(*) from {events} e force index (primary)
+            where sequence between ? and ? {only})";
+
+        let one = self.tables.sql(COUNT).0.replace("{only}", only.unwrap_or_default());
+        let places = runs.len().next_power_of_two();
+        // As one text: a row of hundreds of columns would be more than some servers allow.
+        let sql = format!("select concat_ws(',', {})", vec![one; places].join(", "));
+        let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
+        // What fills the places up costs nothing: no number is in it.
+        let nothing = std::iter::repeat_n(&(1, 0), places - runs.len());
+        for (first, last) in runs.iter().chain(nothing) {
+            query = query.bind(first).bind(last);
+        }
+        let counts: String =
+            query.fetch_one(connection).await.map_err(failed("looking for missing numbers"))?;
+        // A run whose count is not known is listed.
+        Ok(counts.split(',').map(|count| count.parse().unwrap_or(1)).take(runs.len()).collect())
+    }
+
+    async fn list(
         &self,
         connection: &mut MySqlConnection,
         gaps: &Gaps,
@@ -139,9 +201,10 @@ impl MySqlStore {
             if tracker.misses_nothing() {
                 return Ok(());
             }
-            let recent = |at: Instant| asked.duration_since(at) < CLOSE_INTERVAL;
             let few = tracker.missing.len() <= FEW && !tracker.has_quiet();
-            let due = !few || !tracker.closed_at.is_some_and(recent);
+            let interval = if few { CLOSE_INTERVAL } else { Duration::ZERO };
+            let pause = interval.max(CLOSING_REST * tracker.closing_took);
+            let due = tracker.closed_at.is_none_or(|at| asked.duration_since(at) >= pause);
             if due {
                 tracker.closed_at = Some(asked);
             }
@@ -149,6 +212,9 @@ impl MySqlStore {
         };
         if due {
             return self.look_back_and_close(connection, asked, id).await;
+        }
+        if self.tracker().has_quiet() {
+            self.recall(connection, id).await?;
         }
         let missing = self.tracker().missing.clone();
         let visible = self.probe(connection, &missing, None).await?;
@@ -208,6 +274,7 @@ impl MySqlStore {
                 tracker.hush(until, &inserted, running.watched());
             }
         }
+        tracker.closing_took = asked.elapsed();
         tracker.saw(&visible);
         Ok(())
     }

@@ -58,7 +58,10 @@ mod expire;
 
 use std::{
     str::FromStr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicUsize},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicI64, AtomicUsize},
+    },
     time::{Duration, Instant},
 };
 
@@ -121,6 +124,8 @@ pub struct MySqlStore {
     looking: Arc<tokio::sync::Mutex<()>>,
     /// Bytes of an average event of the last page.
     average: Arc<AtomicUsize>,
+    /// How far events beyond late commits were looked at.
+    beyond: Arc<AtomicI64>,
     /// When a sweep last wrote its floor down.
     floor_kept: Arc<Mutex<Option<Instant>>>,
 }
@@ -157,6 +162,7 @@ impl MySqlStore {
             tracker: Arc::new(Mutex::new(Tracker::new(""))),
             looking: Arc::default(),
             average: Arc::default(),
+            beyond: Arc::default(),
             floor_kept: Arc::default(),
         }
     }

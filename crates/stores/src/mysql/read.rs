@@ -17,7 +17,10 @@ use posthaste_core::{
         Wait,
     },
 };
-use sqlx::{AssertSqlSafe, MySql, Row, mysql::MySqlArguments};
+use sqlx::{
+    AssertSqlSafe, MySql, Row,
+    mysql::{MySqlArguments, MySqlRow},
+};
 
 use super::{
     LIST, MySqlStore,
@@ -27,7 +30,7 @@ use super::{
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
     tracker::{self, Context, Reader, Tracker},
 };
-use crate::failure::failed;
+use crate::{beyond, failure::failed};
 
 /// Most numbers that one look takes in.
 pub(super) const LOOK_LIMIT: usize = 10_000;
@@ -44,6 +47,42 @@ macro_rules! readable {
         concat!(
             "(e.not_before is null or e.wait is null and e.not_before <= utc_timestamp(6)) and ",
             unsettled!()
+        )
+    };
+}
+
+/// The number of `p` if nobody has settled it and it has the key of `e`.
+macro_rules! same_key {
+    () => {
+        "case when p.sent_at is null and p.dead_at is null and p.discarded_at is null
+            and cast(p.aggregate_id as binary) = cast(e.aggregate_id as binary)
+            and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
+            and cast(coalesce(p.tenant, '') as binary) = cast(coalesce(e.tenant, '') as binary)
+            and p.ordering_key is null
+        then p.sequence end"
+    };
+}
+
+/// The unsettled events in this part of the key's history, in one text. `null` if there are too many to tell: the
+/// aggregate's index is walked, and a text of more than 40 numbers would not fit into what MySQL joins.
+macro_rules! unsettled_of_key {
+    ($part:literal) => {
+        concat!(
+            "case when (
+                select 1 from {events} p force index ({bare}_aggregate_idx)
+                where p.aggregate_id = e.aggregate_id and ",
+            $part,
+            " limit 1 offset 200) is not null then null
+            else (
+                select case when count(",
+            same_key!(),
+            ") >= 40 then null else coalesce(group_concat(",
+            same_key!(),
+            "), '') end
+                from {events} p force index ({bare}_aggregate_idx)
+                where p.aggregate_id = e.aggregate_id and ",
+            $part,
+            ") end"
         )
     };
 }
@@ -178,33 +217,55 @@ impl Read for MySqlStore {
 
         let count = self.shard_count().await?;
         let mut session = self.session(DOING).await?;
+        let reader = self.reader(&session, from, DOING)?;
+        let (first, last, known) = {
+            let tracker = self.tracker_of(reader)?;
+            let (first, last) = tracker.late_between(reader).unwrap_or((1, 0));
+            (first, last, tracker.appeared())
+        };
         let mut hot = Vec::with_capacity(sequences.len());
+        // Unsettled events of the same key among the late ones, and others between them.
+        let mut between = Vec::with_capacity(sequences.len());
         for sequences in sequences.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(HOT, sequences.len())).bind(from.sequence);
+            let mut query = sqlx::query(self.listing(HOT, sequences.len()))
+                .bind(reader.sequence)
+                .bind(reader.sequence)
+                .bind(first)
+                .bind(last)
+                .bind(first)
+                .bind(last);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
             let rows = query.fetch_all(&mut *session).await.map_err(failed(DOING))?;
             for row in &rows {
                 let previous: Result<Option<String>, _> = row.try_get(COLUMNS);
+                let among_late: Result<Option<String>, _> = row.try_get(COLUMNS + 1);
                 hot.push(HotRow {
                     row: fetched(row, count).map_err(failed(DOING))?,
                     previous: previous.map_err(failed(DOING))?.map(numbers),
                 });
+                between.push(among_late.map_err(failed(DOING))?.map(numbers));
             }
         }
         // Asked after the rows: whatever was committed before one of them was enqueued is seen. A number
         // that has appeared under something fresh may be of the same key.
-        let reader = self.reader(&session, from, DOING)?;
-        let quiet = self.tracker_of(reader)?.has_quiet();
-        if quiet {
+        if self.tracker_of(reader)?.has_quiet() {
             self.recall(&mut session, reader.tracker).await?;
         }
-        let (missing, mut appeared) = {
+        let (missing, late, appeared) = {
             let tracker = self.tracker_of(reader)?;
-            let unknown = tracker.again(reader).is_some();
-            (tracker.missing.clone(), unknown || !tracker.late(reader, i64::MAX, 1).is_empty())
+            let candidates = between.iter().flatten().flatten().copied().collect();
+            let late = tracker.late_among(reader, &candidates);
+            (tracker.missing.clone(), late, tracker.appeared())
         };
+        for (row, between) in hot.iter_mut().zip(between) {
+            row.previous = row.previous.take().zip(between).map(|(mut previous, between)| {
+                previous.extend(between.into_iter().filter(|number| late.contains(number)));
+                previous
+            });
+        }
+        let mut appeared = appeared != known;
         if !appeared && !missing.is_empty() {
             let fresh = concat!("and ", readable!());
             let visible = self.probe(&mut session, &missing, Some(fresh)).await?;
@@ -217,6 +278,31 @@ impl Read for MySqlStore {
             }
         }
         Ok(hot)
+    }
+
+    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
+        const DOING: &str = "reading beyond late commits";
+        const NEWEST: &str = "select max(sequence) from {events}";
+
+        let mut session = self.session(DOING).await?;
+        let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
+        let end = after.saturating_add(LOOK_LIMIT as i64);
+        let limit = self.fewer(limit);
+        let found: Vec<(i64, i64)> =
+            bind_shards(sqlx::query(self.listing(BEYOND, shards.len())), shards)
+                .bind(after)
+                .bind(end)
+                .bind(limit.rows as u64)
+                .try_map(|row: MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?)))
+                .fetch_all(&mut *session)
+                .await
+                .map_err(failed(DOING))?;
+        let newest: Option<i64> = sqlx::query_scalar(self.tables.sql(NEWEST))
+            .fetch_one(&mut *session)
+            .await
+            .map_err(failed(DOING))?;
+        session.done();
+        Ok(beyond::page(found, limit, &self.beyond, end, newest.unwrap_or(0)))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
@@ -341,6 +427,15 @@ const AHEAD: &str = concat!(
     " order by e.sequence limit ?"
 );
 
+const BEYOND: &str = concat!(
+    "select e.sequence,
+        cast(length(e.payload) + coalesce(length(e.headers), 0) as signed)
+    from {events} e force index (primary)
+    where (e.shard in ({list}) or e.shard is null) and e.sequence > ? and e.sequence <= ? and ",
+    readable!(),
+    " order by e.sequence limit ?"
+);
+
 const LATE: &str = concat!(
     "select ",
     columns!(),
@@ -377,26 +472,20 @@ const NEXT_DUE: &str = concat!(
 /// that one is settled is asked afterwards, or this would walk through all that was sent. Texts are
 /// compared as bytes: to the collation, which both servers know, a space at the end is nothing. Only
 /// when ordered by the whole index does MySQL walk it backwards instead of sorting.
-/// Between cursor and row the aggregate's index is walked: a few rows, or the answer is that the
-/// store cannot tell.
+/// Unsettled events of the key that the reader may not know lie between the cursor and the row, or between the first
+/// and the last of the late numbers.
 const HOT: &str = concat!(
     "select ",
     columns!(),
     ", case
         when length(e.ordering_key) > 0 then null
-        when e.ordering_key is null and e.aggregate_id is not null then (
-            select case when count(*) >= 20 then null else coalesce(group_concat(
-                case when p.sent_at is null and p.dead_at is null and p.discarded_at is null
-                    and cast(p.aggregate_id as binary) = cast(e.aggregate_id as binary)
-                    and cast(p.aggregate_type as binary) = cast(e.aggregate_type as binary)
-                    and cast(coalesce(p.tenant, '') as binary)
-                        = cast(coalesce(e.tenant, '') as binary)
-                    and p.ordering_key is null
-                then p.sequence end), '') end
-            from {events} p
-            where p.aggregate_id = e.aggregate_id and p.sequence > ? and p.sequence < e.sequence)
-        else ''
-    end
+        when e.ordering_key is null and e.aggregate_id is not null then ",
+    unsettled_of_key!("p.sequence > ? and p.sequence < e.sequence"),
+    " else ''
+    end,
+    case when e.ordering_key is null and e.aggregate_id is not null then ",
+    unsettled_of_key!("p.sequence between ? and ?"),
+    " else '' end
     from {events} e
     where e.sequence in ({list}) and ",
     fresh!(),

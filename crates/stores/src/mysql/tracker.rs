@@ -24,7 +24,11 @@
 //! vm/3306/1/…/1794734034|0198f2c1-…:17|<12
 //! ```
 
-use std::{collections::VecDeque, fmt, time::Instant};
+use std::{
+    collections::{HashSet, VecDeque},
+    fmt,
+    time::{Duration, Instant},
+};
 
 use posthaste_core::store::Position;
 use uuid::Uuid;
@@ -68,6 +72,8 @@ pub(super) struct Tracker {
     lowest_forgotten: i64,
     /// When numbers were last given up that nobody can use any more.
     pub(super) closed_at: Option<Instant>,
+    /// How long that took.
+    pub(super) closing_took: Duration,
     /// When it was last looked up which long statements only read.
     pub(super) readers_at: Option<Instant>,
 }
@@ -97,6 +103,7 @@ impl Tracker {
             forgotten: 0,
             lowest_forgotten: i64::MAX,
             closed_at: None,
+            closing_took: Duration::ZERO,
             readers_at: None,
         }
     }
@@ -300,10 +307,31 @@ impl Tracker {
             .to_string()
     }
 
+    /// The numbers that have appeared and that the reader has not been given.
+    fn not_given(&self, reader: Reader) -> impl Iterator<Item = i64> {
+        let skipped = reader.given.saturating_sub(self.forgotten) as usize;
+        self.appeared.range(skipped..).copied()
+    }
+
+    /// The lowest and the highest number that the reader has not been given.
+    pub(super) fn late_between(&self, reader: Reader) -> Option<(i64, i64)> {
+        self.not_given(reader).fold(None, |between, number| match between {
+            Some((first, last)) => Some((number.min(first), number.max(last))),
+            None => Some((number, number)),
+        })
+    }
+
+    /// Those of these numbers that the reader has not been given.
+    pub(super) fn late_among(&self, reader: Reader, numbers: &HashSet<i64>) -> HashSet<i64> {
+        if numbers.is_empty() {
+            return HashSet::new();
+        }
+        self.not_given(reader).filter(|number| numbers.contains(number)).collect()
+    }
+
     /// The lowest number that the reader may not have been given. They appear in no order: all are compared.
     fn first_missing(&self, reader: Reader) -> Missing {
-        let skipped = reader.given.saturating_sub(self.forgotten) as usize;
-        let late = self.appeared.range(skipped..).min().copied();
+        let late = self.not_given(reader).min();
         let forgotten = (reader.given < self.forgotten).then_some(self.lowest_forgotten);
         let unlisted = self.unlisted.map(|(first, _)| first);
         let all = [self.missing.first(), self.quiet.first(), unlisted, late, forgotten];

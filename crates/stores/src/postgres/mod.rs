@@ -98,6 +98,8 @@ pub struct PostgresStore {
     shards: Arc<OnceLock<u16>>,
     /// The highest sequence that was claimed through this store: where renewals end.
     claimed: Arc<AtomicI64>,
+    /// How far events beyond late commits were looked at.
+    beyond: Arc<AtomicI64>,
 }
 
 impl PostgresStore {
@@ -126,6 +128,7 @@ impl PostgresStore {
             listen_url: None,
             shards: Arc::default(),
             claimed: Arc::default(),
+            beyond: Arc::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Finding events without writing: ahead of the cursor, behind it, by their time, by their lane.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
@@ -23,7 +23,7 @@ use super::{
     row::{COLUMNS, Light, Micros, event, fetched, fetched_all},
     shard_numbers,
 };
-use crate::failure::failed;
+use crate::{beyond, failure::failed};
 
 /// Most rows of one late transaction that a read walks over.
 const WALKED: i64 = 2_000;
@@ -445,8 +445,7 @@ impl Read for PostgresStore {
         if known.as_ref().zip(life).is_some_and(|(known, life)| known.life != life) {
             return Err(moved("reading hot events"));
         }
-        if known.is_none_or(|known| known.walk.is_some()) {
-            // Late commits are being read: which of them this reader knows takes too long to tell.
+        if known.is_none() {
             for row in rows.iter_mut().filter(|row| far.contains(&row.row.sequence)) {
                 row.previous = None;
             }
@@ -460,6 +459,38 @@ impl Read for PostgresStore {
         session.done();
         rows.sort_unstable_by_key(|row| row.row.sequence);
         Ok(rows)
+    }
+
+    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
+        const DOING: &str = "reading beyond late commits";
+        const BEYOND: &str = concat!(
+            "select coalesce(array_agg(e.sequence order by e.sequence), '{}'),
+                coalesce(array_agg(e.bytes order by e.sequence), '{}'),
+                coalesce((select sequence from {events} order by sequence desc limit 1), 0)
+            from (
+                select e.sequence, octet_length(e.payload)::bigint
+                    + coalesce(octet_length(e.headers), 0) as bytes
+                from {events} e
+                where e.sequence > $1 and e.sequence <= $1 + $2 and e.shard = any($3) and ",
+            fresh!(),
+            " order by e.sequence limit $4
+            ) e"
+        );
+
+        let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
+        let mut session = self.sessions.take(DOING).await?;
+        let (found, sizes, newest): (Vec<i64>, Vec<i64>, i64) =
+            sqlx::query_as(self.tables.sql(BEYOND))
+                .bind(after)
+                .bind(WINDOW)
+                .bind(shard_numbers(shards))
+                .bind(limit.rows as i64)
+                .fetch_one(&mut *session)
+                .await
+                .map_err(failed(DOING))?;
+        session.done();
+        let found = found.into_iter().zip(sizes).collect();
+        Ok(beyond::page(found, limit, &self.beyond, after + WINDOW, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
@@ -710,33 +741,33 @@ impl PostgresStore {
         sequences: &[i64],
         from: &Position,
     ) -> Result<Vec<HotRow>> {
-        // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that
-        // the store cannot tell. At or before the cursor only what the context could not see is
-        // unknown; it is found as `read_late` finds it, unless there is much of it.
+        // Between cursor and row the aggregate's index is walked: a few rows, or the answer is that the
+        // store cannot tell. At or before the cursor only what the context could not see is unknown, and of
+        // that only what a walk has not read. It lies between the first and the last number of the
+        // transactions that have ended since, and there the aggregate's index is walked, too.
         const FAR: &str = concat!(
             seen!(),
             ", late as materialized (
-                select p.* from unnest((select ended from seen)) x
+                select min(first) as first, max(last) as last
+                from unnest((select ended from seen)) x
                 cross join lateral (
-                    select p.* from {events} p
-                    where (p.xid, p.sequence) > (x, 0) and (p.xid, p.sequence) <= (x, $3)
-                    order by p.xid, p.sequence
-                    limit 500
-                ) p
-                limit 500
+                    select (
+                        select p.sequence from {events} p
+                        where (p.xid, p.sequence) > (x, case
+                            when pg_visible_in_snapshot(x, $4::text::pg_snapshot) then $5 else 0
+                        end) and (p.xid, p.sequence) <= (x, $3)
+                        order by p.xid, p.sequence limit 1
+                    ) as first, (
+                        select p.sequence from {events} p
+                        where (p.xid, p.sequence) > (x, 0) and (p.xid, p.sequence) <= (x, $3)
+                        order by p.xid desc, p.sequence desc limit 1
+                    ) as last
+                ) r
             )
             select ",
             columns!(),
-            ", case when e.ordering_key <> '' or h.walked >= 20
-                        or (select count(*) >= 500 from late) then null
-                    else coalesce(h.ahead, '{}') || array(
-                        select p.sequence from late p
-                        where e.ordering_key is null and p.ordering_key is null
-                          and p.aggregate_id = e.aggregate_id
-                          and p.aggregate_type = e.aggregate_type
-                          and coalesce(p.tenant, '') = coalesce(e.tenant, '')
-                          and p.sent_at is null and p.dead_at is null and p.discarded_at is null
-                    ) end
+            ", case when e.ordering_key <> '' or h.walked >= 200 or l.walked >= 200 then null
+                    else coalesce(h.ahead, '{}') || coalesce(l.late, '{}') end
             from {events} e
             left join lateral (
                 select count(*) as walked,
@@ -751,19 +782,42 @@ impl PostgresStore {
                     where p.aggregate_id = e.aggregate_id
                       and p.sequence > $3 and p.sequence < e.sequence
                     order by p.aggregate_id, p.sequence
-                    limit 20
+                    limit 200
                 ) p
             ) h on e.ordering_key is null and e.aggregate_id is not null
+            left join lateral (
+                select count(*) as walked,
+                       array_agg(p.sequence) filter (
+                           where p.xid = any((select ended from seen)::xid8[])
+                             and p.ordering_key is null
+                             and p.aggregate_type = e.aggregate_type
+                             and coalesce(p.tenant, '') = coalesce(e.tenant, '')
+                             and p.sent_at is null and p.dead_at is null and p.discarded_at is null
+                       ) as late
+                from (
+                    select * from {events} p
+                    where p.aggregate_id = e.aggregate_id
+                      and p.sequence >= (select first from late)
+                      and p.sequence <= (select last from late)
+                    order by p.aggregate_id, p.sequence
+                    limit 200
+                ) p
+            ) l on e.ordering_key is null and e.aggregate_id is not null
             where e.sequence = any($2) and e.not_before is null and ",
             unsettled!(),
             "
             order by e.sequence"
         );
 
+        let context = Context::parse(&from.context);
+        let walk = context.as_ref().and_then(|context| context.walk.as_ref());
         sqlx::query(self.tables.sql(FAR))
-            .bind(snapshot(Context::parse(&from.context).as_ref()))
+            .bind(snapshot(context.as_ref()))
             .bind(sequences)
             .bind(from.sequence)
+            // A walk has read what its snapshot shows, up to where it is.
+            .bind(walk.map_or_else(|| NOTHING_SEEN.to_owned(), |walk| walk.next.to_string()))
+            .bind(walk.map_or(0, |walk| walk.after))
             .try_map(|row: PgRow| {
                 Ok(HotRow { row: fetched(&row)?, previous: row.try_get(COLUMNS)? })
             })
@@ -773,9 +827,12 @@ impl PostgresStore {
     }
 }
 
+/// A snapshot before everything.
+const NOTHING_SEEN: &str = "1:1:";
+
 /// The snapshot of a position. Without one nothing is known to have been seen.
 fn snapshot(context: Option<&Context>) -> String {
-    context.map_or_else(|| "1:1:".to_owned(), |context| context.snapshot.to_string())
+    context.map_or_else(|| NOTHING_SEEN.to_owned(), |context| context.snapshot.to_string())
 }
 
 /// Bytes as they are bound.
