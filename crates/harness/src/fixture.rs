@@ -37,6 +37,8 @@ pub enum Database {
     Postgres,
     /// The server of `POSTHASTE_TEST_MARIADB`.
     MariaDb,
+    /// The server of `POSTHASTE_TEST_MYSQL`.
+    MySql,
     /// A file of its own.
     Sqlite,
 }
@@ -46,7 +48,7 @@ pub enum Database {
 pub enum Connections {
     /// To PostgreSQL.
     Postgres(Pool<Postgres>),
-    /// To MariaDB.
+    /// To MariaDB or MySQL.
     MySql(Pool<MySql>),
     /// To SQLite.
     Sqlite(Pool<Sqlite>),
@@ -115,6 +117,7 @@ impl Fixture {
         let mut url = match database {
             Database::Postgres => server("POSTHASTE_TEST_POSTGRES"),
             Database::MariaDb => server("POSTHASTE_TEST_MARIADB"),
+            Database::MySql => server("POSTHASTE_TEST_MYSQL"),
             Database::Sqlite => format!("sqlite:{}", folder.join("outbox.db").display()),
         };
         let connections = Connections::open(&url, 8)

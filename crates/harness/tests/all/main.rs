@@ -7,6 +7,8 @@ mod failover;
 
 mod hot_and_cold;
 
+mod late_bulk;
+
 mod late_commits;
 
 mod paused;
