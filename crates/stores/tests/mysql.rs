@@ -428,6 +428,28 @@ async fn a_row_of_another_language_gets_its_shard_when_it_first_fails() {
     outbox.drop().await;
 }
 
+/// A context that names only the first of many missing numbers says of none after it that it was seen.
+#[tokio::test]
+async fn a_hot_row_knows_late_commits_that_a_context_does_not_name() {
+    let outbox = Outbox::new().await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let mut late = Vec::new();
+    for n in 0..250 {
+        late.push(outbox.enqueue(&mut open, &[event("key")]).await[0].sequence);
+        outbox.commit(&[event(&n.to_string())]).await;
+    }
+    let page =
+        outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(1000)).await.unwrap();
+    assert_eq!(missing(&page.position), format!("<{}", late[0]));
+    open.commit().await.unwrap();
+    let next = outbox.commit(&[event("key")]).await;
+    let other = outbox.other_process().await.store;
+    let hot = other.read_hot(&next, &page.position).await.unwrap();
+    let previous = hot[0].previous.as_ref();
+    assert!(previous.is_none_or(|known| known.contains(&late[0])), "{previous:?}");
+    outbox.drop().await;
+}
+
 #[tokio::test]
 async fn a_mariadb_url_opens_a_store() {
     let tables = tables::unique("my");

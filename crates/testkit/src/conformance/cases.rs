@@ -113,6 +113,7 @@ macro_rules! store_conformance {
                 a_transaction_that_began_after_the_last_look_is_found
                 a_step_ahead_brings_what_came_late
                 a_late_commit_larger_than_a_page_is_found_whole
+                events_beyond_late_commits_know_those_of_their_key
                 a_commit_during_a_walk_over_late_ones_is_found
                 a_commit_that_began_last_and_took_its_number_first_is_found
                 a_common_position_misses_nothing

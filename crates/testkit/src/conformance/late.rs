@@ -139,6 +139,76 @@ pub async fn a_late_commit_larger_than_a_page_is_found_whole<DB: Dialect>(subjec
     }
 }
 
+/// While late commits come page by page, events beyond the cursor are told of, and a hot read of them knows what
+/// of their key has yet to come: also what is committed during the walk.
+pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    const KEYS: usize = 20;
+    const SMALL: Limit = Limit { rows: 100, bytes: 1 };
+
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let shards = owner.shards();
+    let of_all_keys = |times: usize| -> Vec<Event> {
+        (0..times * KEYS).map(|n| event(&format!("late-{}", n % KEYS))).collect()
+    };
+    let (mut first, mut second) = (outbox.begin().await, outbox.begin().await);
+    let lowest = outbox.enqueue_in(&mut second, &of_all_keys(1)).await;
+    let of_first = outbox.enqueue_in(&mut first, &of_all_keys(30)).await;
+    let highest = outbox.enqueue_in(&mut second, &of_all_keys(1)).await;
+    outbox.enqueue_one(&event("fast")).await;
+    let passed = owner.poll().await;
+    owner.settle(&sent(&passed)).await;
+    first.commit().await.unwrap();
+    // One of each key, and one of another.
+    let mut beyond: Vec<i64> =
+        outbox.enqueue(&of_all_keys(1)).await.iter().map(|one| one.sequence).collect();
+    beyond.push(outbox.enqueue_one(&event("other")).await.sequence);
+
+    let mut late = of_first;
+    let mut second = Some(second);
+    let mut came = BTreeSet::new();
+    let mut free = BTreeSet::new();
+    loop {
+        let page = outbox.store.read_on(&shards, &owner.position, Limit::rows(50)).await.unwrap();
+        came.extend(sequences(&page.rows));
+        let stands = page.position.sequence == owner.position.sequence;
+        owner.position = page.position;
+        if page.caught_up || !stands {
+            break;
+        }
+        let from = &owner.position;
+        let told = outbox.store.read_beyond(&shards, from, Limit::rows(100)).await.unwrap();
+        assert_eq!(told, beyond);
+        // As many as fit, in turns.
+        for alone in beyond.chunks(1) {
+            assert_eq!(outbox.store.read_beyond(&shards, from, SMALL).await.unwrap(), alone);
+        }
+        let hot = outbox.store.read_hot(&told, from).await.unwrap();
+        assert_eq!(hot.len(), beyond.len());
+        for (key, hot) in hot.into_iter().enumerate() {
+            let Some(previous) = hot.previous else { continue };
+            let of_key = late.iter().enumerate().filter(|(n, _)| n % KEYS == key);
+            for (_, unknown) in of_key.filter(|(_, one)| !came.contains(&one.sequence)) {
+                assert!(previous.contains(&unknown.sequence), "{unknown:?} is not in {previous:?}");
+            }
+            if previous.is_empty() {
+                free.insert(key);
+            }
+        }
+        if let Some(second) = second.take_if(|_| came.len() > 200) {
+            second.commit().await.unwrap();
+            late.extend(lowest.iter().chain(&highest).cloned());
+        }
+    }
+    assert!(second.is_none(), "the walk ended after {} events", came.len());
+    assert!(free.contains(&KEYS), "the other one could not go");
+}
+
 /// What a walk over late commits has passed can be filled by another late commit: the next walk finds it.
 pub async fn a_commit_during_a_walk_over_late_ones_is_found<DB: Dialect>(subject: &Subject<DB>) {
     if !subject.late_commits {
