@@ -137,6 +137,11 @@ impl Gaps {
         Self(self.0.extract_if(.., |gap| gap.seen >= since).collect())
     }
 
+    /// When the first one was seen.
+    pub(super) fn first_seen(&self) -> Option<Instant> {
+        self.0.iter().map(|gap| gap.seen).min()
+    }
+
     /// When the last one was seen.
     pub(super) fn last_seen(&self) -> Option<Instant> {
         self.0.iter().map(|gap| gap.seen).max()

@@ -33,7 +33,10 @@ const BLIND: Duration = Duration::from_mins(10);
 /// How often the server's statements are looked at while few numbers are missing.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// After that, so many times as long as it took passes before they are looked at again: the numbers of a large
+/// Up to so long that is quick.
+const CLOSING_QUICK: Duration = Duration::from_millis(20);
+
+/// After one that is not, so many times as long as it took passes before they are looked at again: the numbers of a large
 /// transaction that is open are there to stay.
 const CLOSING_REST: u32 = 8;
 
@@ -203,7 +206,8 @@ impl MySqlStore {
             }
             let few = tracker.missing.len() <= FEW && !tracker.has_quiet();
             let interval = if few { CLOSE_INTERVAL } else { Duration::ZERO };
-            let pause = interval.max(CLOSING_REST * tracker.closing_took);
+            let rest = CLOSING_REST * tracker.closing_took.saturating_sub(CLOSING_QUICK);
+            let pause = interval.max(rest);
             let due = tracker.closed_at.is_none_or(|at| asked.duration_since(at) >= pause);
             if due {
                 tracker.closed_at = Some(asked);
@@ -252,7 +256,7 @@ impl MySqlStore {
             let tracker = self.tracker();
             let mut missing = tracker.missing.clone();
             if let Some(until) = closed {
-                missing.merge(tracker.quiet.seen_by(until));
+                missing.merge(tracker.quiet_by(until));
             }
             (missing, tracker.recalls())
         };

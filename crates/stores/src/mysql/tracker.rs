@@ -60,7 +60,9 @@ pub(super) struct Tracker {
     frontier: Option<i64>,
     pub(super) missing: Gaps,
     /// Missing, too: none of these can appear before a watched statement ends.
-    pub(super) quiet: Gaps,
+    quiet: Gaps,
+    /// None of these was seen before: most of the time none is old enough to be given up.
+    quiet_since: Option<Instant>,
     watched: Vec<Watched>,
     /// The first of the quiet ones that are not listed, and when the last of them was seen.
     unlisted: Option<(i64, Instant)>,
@@ -96,6 +98,7 @@ impl Tracker {
             frontier: None,
             missing: Gaps::default(),
             quiet: Gaps::default(),
+            quiet_since: None,
             watched: Vec::new(),
             unlisted: None,
             recalls: 0,
@@ -218,6 +221,7 @@ impl Tracker {
             Some(since) => self.quiet.take_seen_since(since),
             None => std::mem::take(&mut self.quiet),
         };
+        self.quiet_since = self.quiet.first_seen();
         self.missing.merge(recalled);
         if let Some((first, seen)) = self.unlisted
             && since.is_none_or(|since| seen >= since)
@@ -239,8 +243,20 @@ impl Tracker {
     /// Gives up the numbers that were seen missing by `until`, but for those that somebody has inserted.
     pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
         self.missing.close(until, inserted);
-        let (used, _) = self.quiet.split(until, inserted);
-        self.missing.merge(used);
+        if self.quiet_since.is_some_and(|since| since <= until) {
+            let (used, _) = self.quiet.split(until, inserted);
+            self.missing.merge(used);
+            self.quiet_since = self.quiet.first_seen();
+        }
+    }
+
+    /// The quiet ones that were seen missing by then.
+    pub(super) fn quiet_by(&self, until: Instant) -> Gaps {
+        if self.quiet_since.is_some_and(|since| since <= until) {
+            self.quiet.seen_by(until)
+        } else {
+            Gaps::default()
+        }
     }
 
     /// Those that were seen missing by `until` are quiet, but for those that somebody has inserted: only
@@ -253,6 +269,7 @@ impl Tracker {
     ) {
         let (used, unused) = self.missing.split(until, inserted);
         self.missing.merge(used);
+        self.quiet_since = self.quiet_since.into_iter().chain(unused.first_seen()).min();
         self.quiet.merge(unused);
         for watched in watched {
             if !self.watched.iter().any(|known| known.is(&watched)) {
@@ -266,7 +283,7 @@ impl Tracker {
                 Some((known, then)) => (first.min(known), seen.max(then)),
                 None => (first, seen),
             });
-            self.quiet = Gaps::default();
+            (self.quiet, self.quiet_since) = (Gaps::default(), None);
         }
     }
 
