@@ -2,6 +2,7 @@
 #![cfg(feature = "mysql")]
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,6 +24,9 @@ use sqlx::{
     mysql::MySqlPoolOptions,
 };
 use uuid::Uuid;
+
+#[path = "mysql/statements.rs"]
+mod statements;
 
 const MARIADB: &str = "POSTHASTE_TEST_MARIADB";
 const MYSQL: &str = "POSTHASTE_TEST_MYSQL";

@@ -127,6 +127,14 @@ impl Gaps {
         long.map(|gap| (gap.first, gap.last)).collect()
     }
 
+    /// Only those below this number stay.
+    pub(super) fn keep_below(&mut self, first: i64) {
+        self.0.truncate(self.0.partition_point(|gap| gap.first < first));
+        if let Some(last) = self.0.last_mut() {
+            last.last = last.last.min(first - 1);
+        }
+    }
+
     /// Those that were seen by then.
     pub(super) fn seen_by(&self, until: Instant) -> Self {
         Self(self.0.iter().copied().filter(|gap| gap.seen <= until).collect())

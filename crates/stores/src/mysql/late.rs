@@ -246,10 +246,7 @@ impl MySqlStore {
             None => None,
         };
         let (closed, quiet) = match &running {
-            Some(running) => (
-                running.asked.checked_sub(running.oldest()),
-                running.asked.checked_sub(running.oldest_unwatched()),
-            ),
+            Some(running) => (running.since(), running.unwatched_since()),
             None => (asked.checked_sub(BLIND), None),
         };
         let (mut missing, recalls) = {

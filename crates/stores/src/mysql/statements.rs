@@ -1,17 +1,24 @@
 //! Statements of other sessions: which of them can still insert under a number that was given out.
 //!
 //! A number is given out to a statement that inserts, and belongs to it until it ends. So it concerns only
-//! those that had begun before the number was seen missing. Of these:
+//! those that had begun before the number was seen missing. How old a statement is the server does not tell
+//! reliably: on MariaDB one that a trigger or a function runs has an age, a number and a text of its own, and shows in the
+//! place of the one around it; on MySQL the age follows the clock. But a session that was idle when the
+//! server was last asked has begun its statement since, and one that was not may still run the same. So each
+//! list is compared with the one before.
 //!
-//! - One whose transaction has locked no table for its present statement only reads: the server locks the
-//!   tables that a statement writes before its first row. The server's list of transactions tells, if it
-//!   is fresh. It is an old copy while others poll it; one that shows the very statement which asks for it
-//!   is not.
+//! Of those that may be older:
+//!
+//! - One whose transaction locks no table only reads: a statement that inserts locks the table for its first
+//!   row. The server's list of transactions tells, if it is fresh. It is an old copy while others poll it;
+//!   one that shows the very statement which asks for it is not. The lock comes a moment after the first
+//!   number. So this must be seen twice, a second apart, and never of one that waits to insert.
 //! - One that is in the midst of its work has committed nothing since it began. Whether it is still the
 //!   same is told by its number on MariaDB, by its age on MySQL.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -30,16 +37,12 @@ const MARGIN: Duration = Duration::from_millis(50);
 /// A statement that has run for so long is watched.
 const WATCHED: Duration = Duration::from_millis(250);
 
-/// A statement that runs for longer may be one that only reads.
+/// A session that is seen at work for longer may be one that only reads.
 const LONG: Duration = Duration::from_secs(1);
 
 /// How often the list of transactions is asked for: the server renews it only when nobody has read it for a
 /// while.
 const READERS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// As old as a statement counts whose age the server does not know: its session has a clock of its own, or
-/// the clock was set back.
-const ANY_AGE: Duration = Duration::from_mins(10);
 
 /// The states are those in which a statement has not begun to commit. Statements of other users are shown to who has
 /// the privilege PROCESS; the server's metrics need the same, and without it this fails. Not asked of its list of
@@ -48,7 +51,10 @@ const RUNNING: &str = "
     select p.id, {query}, {age},
         coalesce(p.state in ('User sleep', 'User lock', 'Sending data', 'executing', 'Update',
             'Updating', 'Sorting result', 'Creating sort index', 'Copying to tmp table',
-            'Copying to group table', 'Removing duplicates'), 0)
+            'Copying to group table', 'Removing duplicates', 'Waiting for table metadata lock',
+            'Waiting for table level lock', 'Waiting for table flush', 'System lock',
+            'init for update', 'altering table', 'copy to tmp table'), 0),
+        coalesce(p.state = 'Update', 0)
     from information_schema.processlist p
     where (select count(*) from information_schema.innodb_metrics where name = '') = 0
         and p.id <> connection_id() and p.user <> 'system user'
@@ -78,40 +84,54 @@ const UNKNOWN_COLUMN: u16 = 1054;
 #[derive(Debug, Clone)]
 pub(super) struct Running {
     /// Before the server was asked, and when it had answered.
-    pub(super) asked: Instant,
+    asked: Instant,
     answered: Instant,
-    statements: Vec<Statement>,
+    statements: HashMap<u64, Statement>,
 }
 
+/// The statement of one session.
 #[derive(Debug, Clone)]
 struct Statement {
-    session: u64,
     /// Its number, 0 where the server does not number them.
     number: i64,
-    at_least: Duration,
-    at_most: Duration,
+    /// It has run for so long at least, if the server's clock is right.
+    age: Duration,
     /// In the midst of its work.
     busy: bool,
+    /// It waits to insert a row, or does.
+    inserts: bool,
+    /// It began after this; `None` if that is not known.
+    began: Option<Instant>,
+    /// Its session has been seen at work since then.
+    at_work: Instant,
+    /// It has been seen busy since then, all the time.
+    busy_since: Option<Instant>,
 }
 
 impl Statement {
-    fn of(row: &MySqlRow, rounded: Duration) -> sqlx::Result<Self> {
+    fn of(row: &MySqlRow, rounded: Duration, asked: Instant) -> sqlx::Result<(u64, Self)> {
         let age: i64 = row.try_get_unchecked(2)?;
-        let (at_least, at_most) = match u64::try_from(age).map(Duration::from_millis) {
-            Ok(age) => (age.saturating_sub(rounded + MARGIN), age + rounded + MARGIN),
-            Err(_) => (Duration::ZERO, ANY_AGE),
-        };
-        Ok(Self {
-            session: row.try_get_unchecked(0)?,
+        let age = Duration::from_millis(u64::try_from(age).unwrap_or(0));
+        let busy = row.try_get_unchecked::<i64, _>(3)? != 0;
+        let statement = Self {
             number: row.try_get_unchecked(1)?,
-            at_least,
-            at_most,
-            busy: row.try_get_unchecked::<i64, _>(3)? != 0,
-        })
+            age: age.saturating_sub(rounded + MARGIN),
+            busy,
+            inserts: row.try_get_unchecked::<i64, _>(4)? != 0,
+            began: None,
+            at_work: asked,
+            busy_since: busy.then_some(asked),
+        };
+        Ok((row.try_get_unchecked(0)?, statement))
     }
 
-    fn can_be_watched(&self) -> bool {
-        self.busy && self.at_least >= WATCHED
+    /// Whether this is the one that had that number so long ago.
+    fn is(&self, number: i64, ago: Duration) -> bool {
+        self.number == number && (number != 0 || self.age >= ago)
+    }
+
+    fn can_be_watched(&self, asked: Instant) -> bool {
+        self.busy_since.is_some_and(|since| asked.duration_since(since) >= WATCHED)
     }
 }
 
@@ -126,38 +146,82 @@ pub(super) struct Watched {
     pub(super) began: Option<Instant>,
 }
 
+/// Sessions that have locked no table, with the numbers of their statements.
+#[derive(Debug, Clone)]
+pub(super) struct Readers {
+    asked: Instant,
+    sessions: HashMap<u64, i64>,
+}
+
 impl Running {
-    /// How long the oldest one has been running at most.
-    pub(super) fn oldest(&self) -> Duration {
-        self.statements.iter().map(|statement| statement.at_most).max().unwrap_or_default()
+    fn new(asked: Instant, statements: HashMap<u64, Statement>, before: Option<&Self>) -> Self {
+        let mut running = Self { asked, answered: Instant::now(), statements };
+        if let Some(before) = before {
+            running.compare(before);
+        }
+        running
+    }
+
+    /// A list that had come before this one was asked for.
+    fn compare(&mut self, before: &Self) {
+        let ago = self.answered.duration_since(before.asked);
+        for (session, statement) in &mut self.statements {
+            let Some(earlier) = before.statements.get(session) else {
+                statement.began = Some(before.asked);
+                continue;
+            };
+            (statement.began, statement.at_work) = (earlier.began, earlier.at_work);
+            if statement.busy && earlier.busy && statement.is(earlier.number, ago) {
+                statement.busy_since = earlier.busy_since;
+            }
+        }
+    }
+
+    /// All of them began after this; `None` if that is not known.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.statements.values().map(|statement| statement.began).min().unwrap_or(Some(self.asked))
     }
 
     /// The same of those that are not watched.
-    pub(super) fn oldest_unwatched(&self) -> Duration {
-        let unwatched = self.statements.iter().filter(|statement| !statement.can_be_watched());
-        unwatched.map(|statement| statement.at_most).max().unwrap_or_default()
+    pub(super) fn unwatched_since(&self) -> Option<Instant> {
+        let unwatched =
+            self.statements.values().filter(|statement| !statement.can_be_watched(self.asked));
+        unwatched.map(|statement| statement.began).min().unwrap_or(Some(self.asked))
     }
 
     /// Those that can be watched.
     pub(super) fn watched(&self) -> impl Iterator<Item = Watched> + '_ {
-        let watched = self.statements.iter().filter(|statement| statement.can_be_watched());
-        watched.map(|statement| Watched {
-            session: statement.session,
+        let watched =
+            self.statements.iter().filter(|(_, statement)| statement.can_be_watched(self.asked));
+        watched.map(|(&session, statement)| Watched {
+            session,
             number: statement.number,
             noted: self.asked,
-            began: self.asked.checked_sub(statement.at_most),
+            began: statement.began,
         })
     }
 
     /// Whether this one is still in the midst of its work.
     pub(super) fn has(&self, watched: &Watched) -> bool {
-        let since = self.answered.duration_since(watched.noted);
-        self.statements.iter().any(|statement| {
-            statement.busy
-                && statement.session == watched.session
-                && statement.number == watched.number
-                && (statement.number != 0 || statement.at_least >= since)
-        })
+        let ago = self.answered.duration_since(watched.noted);
+        self.statements
+            .get(&watched.session)
+            .is_some_and(|statement| statement.busy && statement.is(watched.number, ago))
+    }
+
+    fn has_long(&self) -> bool {
+        let at_work = self.statements.values().map(|statement| statement.at_work);
+        at_work.min().is_some_and(|since| self.asked.duration_since(since) >= LONG)
+    }
+
+    /// Leaves out those that had locked nothing, and were the same, both times.
+    fn leave_out(&mut self, earlier: &Readers, now: &Readers) {
+        let ago = self.answered.duration_since(earlier.asked);
+        self.statements.retain(|session, statement| {
+            let read = |&number: &i64| statement.is(number, ago);
+            let reads = earlier.sessions.get(session).is_some_and(read);
+            statement.inserts || !reads || !now.sessions.contains_key(session)
+        });
     }
 }
 
@@ -165,13 +229,21 @@ impl Running {
 impl Running {
     /// Nothing runs.
     pub(super) fn none(asked: Instant) -> Self {
-        Self { asked, answered: asked, statements: Vec::new() }
+        Self { asked, answered: asked, statements: HashMap::new() }
     }
 
-    /// One statement in the midst of its work.
-    pub(super) fn of_one(session: u64, number: i64, asked: Instant, age: Duration) -> Self {
-        let statement = Statement { session, number, at_least: age, at_most: age, busy: true };
-        Self { asked, answered: asked, statements: vec![statement] }
+    /// One statement that has been in the midst of its work since it was seen first.
+    pub(super) fn of_one(session: u64, number: i64, asked: Instant, began: Instant) -> Self {
+        let statement = Statement {
+            number,
+            age: asked.duration_since(began),
+            busy: true,
+            inserts: false,
+            began: Some(began),
+            at_work: began,
+            busy_since: Some(began),
+        };
+        Self { asked, answered: asked, statements: HashMap::from([(session, statement)]) }
     }
 }
 
@@ -188,42 +260,60 @@ impl MySqlStore {
         &self,
         connection: &mut MySqlConnection,
     ) -> Result<Option<Running>> {
+        let (id, before) = {
+            let tracker = self.tracker();
+            (tracker.id(), tracker.listed.clone())
+        };
         let asked = Instant::now();
         for (query, age, rounded) in COLUMNS {
             let sql = RUNNING.replace("{query}", query).replace("{age}", age);
             let statements = sqlx::query(AssertSqlSafe(sql))
-                .try_map(|row| Statement::of(&row, rounded))
+                .try_map(|row| Statement::of(&row, rounded, asked))
                 .fetch_all(&mut *connection)
                 .await;
-            return match statements {
-                Ok(statements) => Ok(Some(Running { asked, answered: Instant::now(), statements })),
+            let statements = match statements {
+                Ok(statements) => statements.into_iter().collect(),
                 Err(error) if number(&error) == UNKNOWN_COLUMN => continue,
-                Err(error) if NOT_SHOWN.contains(&number(&error)) => Ok(None),
-                Err(error) => Err(failed(DOING)(error)),
+                Err(error) if NOT_SHOWN.contains(&number(&error)) => return Ok(None),
+                Err(error) => return Err(failed(DOING)(error)),
             };
+            let running = Arc::new(Running::new(asked, statements, before.as_deref()));
+            let mut tracker = self.tracker();
+            if tracker.id() == id {
+                tracker.listed = Some(Arc::clone(&running));
+            }
+            return Ok(Some(Running::clone(&running)));
         }
         // Without a list of statements nothing is known to have ended.
         Ok(None)
     }
 
-    /// Leaves out those that only read, if there are old ones.
+    /// Leaves out those that only read, if some have been at work for long.
     pub(super) async fn without_readers(
         &self,
         connection: &mut MySqlConnection,
         mut running: Running,
     ) -> Result<Running> {
         let recent = |at: Instant| at.elapsed() < READERS_INTERVAL;
-        if running.oldest() < LONG || self.tracker().readers_at.is_some_and(recent) {
+        if !running.has_long() || self.tracker().readers_at.is_some_and(recent) {
             return Ok(running);
         }
         self.tracker().readers_at = Some(Instant::now());
-        let readers = self.readers(connection).await?;
-        running.statements.retain(|statement| !readers.contains(&statement.session));
+        let sessions = self.readers(connection).await?;
+        let numbers = running.statements.iter();
+        let of_readers = numbers.filter(|(session, _)| sessions.contains(session));
+        let now = Readers {
+            asked: running.asked,
+            sessions: of_readers.map(|(&session, statement)| (session, statement.number)).collect(),
+        };
+        let earlier = self.tracker().readers.replace(now.clone());
+        if let Some(earlier) = earlier {
+            running.leave_out(&earlier, &now);
+        }
         Ok(running)
     }
 
-    /// The sessions whose transactions are open and whose present statement, if any, writes nothing.
-    /// Whatever they had been given before this was asked for, they have inserted, or never will.
+    /// The sessions with open transactions that lock no table.
     async fn readers(&self, connection: &mut MySqlConnection) -> Result<HashSet<u64>> {
         let mut transaction = connection.begin_with(super::BEGIN).await.map_err(failed(DOING))?;
         sqlx::query(self.tables.sql(TOUCH))
@@ -235,18 +325,17 @@ impl MySqlStore {
         // As text: of a prepared statement the server does not show the text that we know.
         let rows = sqlx::raw_sql(sql).fetch_all(&mut *transaction).await.map_err(failed(DOING))?;
         transaction.commit().await.map_err(failed(DOING))?;
-        let (mut readers, mut fresh) = (HashSet::new(), false);
+        let (mut readers, mut writers, mut fresh) = (HashSet::new(), HashSet::new(), false);
         for row in &rows {
             let column = |index| row.try_get_unchecked::<u64, _>(index).map_err(failed(DOING));
             fresh |= column(2)? != 0;
-            if column(1)? == 0 {
-                readers.insert(column(0)?);
-            }
+            let of_its_kind = if column(1)? == 0 { &mut readers } else { &mut writers };
+            of_its_kind.insert(column(0)?);
         }
         if !fresh {
-            readers.clear();
+            return Ok(HashSet::new());
         }
-        Ok(readers)
+        Ok(&readers - &writers)
     }
 }
 
@@ -254,32 +343,86 @@ impl MySqlStore {
 mod tests {
     use super::*;
 
-    fn running(asked: Instant, number: i64, age: u64, busy: bool) -> Running {
-        let age = Duration::from_millis(age);
-        let statement = Statement { session: 7, number, at_least: age, at_most: age, busy };
-        Running { asked, answered: asked, statements: vec![statement] }
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn listed(asked: Instant, list: &[(u64, i64, bool)], before: Option<&Running>) -> Running {
+        let statement = |&(session, number, busy): &(u64, i64, bool)| {
+            let statement = Statement {
+                number,
+                age: Duration::ZERO,
+                busy,
+                inserts: false,
+                began: None,
+                at_work: asked,
+                busy_since: busy.then_some(asked),
+            };
+            (session, statement)
+        };
+        let mut running = Running::none(asked);
+        running.statements = list.iter().map(statement).collect();
+        if let Some(before) = before {
+            running.compare(before);
+        }
+        running
+    }
+
+    #[test]
+    fn a_statement_began_after_the_last_list_in_which_its_session_was_idle() {
+        let now = Instant::now();
+        assert_eq!(Running::none(now).since(), Some(now));
+        let first = listed(now, &[(7, 1, true)], None);
+        assert_eq!(first.since(), None, "nobody knows");
+        let second = listed(now + SECOND, &[(7, 2, true), (8, 3, true)], Some(&first));
+        assert_eq!(second.statements[&8].began, Some(now));
+        assert_eq!(second.since(), None, "2 may be a part of 1");
+        let third = listed(now + 2 * SECOND, &[(8, 9, true)], Some(&second));
+        assert_eq!(third.since(), Some(now), "9 may be a part of 3");
+        let fourth = listed(now + 3 * SECOND, &[(7, 10, true)], Some(&third));
+        assert_eq!(fourth.since(), Some(now + 2 * SECOND));
     }
 
     #[test]
     fn a_watched_statement_is_known_by_its_number_or_its_age() {
         let now = Instant::now();
-        let later = now + Duration::from_secs(3);
-        let numbered = running(now, 12, 500, true).watched().next().unwrap();
-        assert!(running(later, 12, 100, true).has(&numbered));
-        assert!(!running(later, 13, 3_500, true).has(&numbered), "the next one");
-        assert!(!running(later, 12, 3_500, false).has(&numbered), "it may be committing");
-        let aged = running(now, 0, 2_000, true).watched().next().unwrap();
-        assert!(running(later, 0, 5_000, true).has(&aged));
-        assert!(!running(later, 0, 2_900, true).has(&aged), "it began after that");
+        let later = now + 3 * SECOND;
+        let one = |number, asked, began| Running::of_one(7, number, asked, began);
+        let numbered = one(12, now, now - SECOND).watched().next().unwrap();
+        assert!(one(12, later, later).has(&numbered));
+        assert!(!one(13, later, now).has(&numbered), "the next one");
+        let mut commits = one(12, later, now);
+        commits.statements.values_mut().for_each(|statement| statement.busy = false);
+        assert!(!commits.has(&numbered), "it may be committing");
+        let aged = one(0, now, now - 2 * SECOND).watched().next().unwrap();
+        assert!(one(0, later, now - 2 * SECOND).has(&aged));
+        assert!(!one(0, later, now + SECOND).has(&aged), "it began after that");
     }
 
     #[test]
-    fn only_statements_in_the_midst_of_their_work_are_watched() {
+    fn only_statements_that_stay_in_the_midst_of_their_work_are_watched() {
         let now = Instant::now();
-        assert_eq!(running(now, 1, 100, true).watched().count(), 0, "it may end soon");
-        assert_eq!(running(now, 1, 5_000, false).watched().count(), 0);
-        let busy = running(now, 1, 5_000, true);
-        assert_eq!(busy.watched().count(), 1);
-        assert_eq!((busy.oldest().as_secs(), busy.oldest_unwatched().as_secs()), (5, 0));
+        let first = listed(now, &[(7, 1, true), (8, 2, false), (9, 3, true)], None);
+        assert_eq!(first.watched().count(), 0, "they may end soon");
+        let list = [(7, 1, true), (8, 2, false), (9, 4, true)];
+        let second = listed(now + SECOND, &list, Some(&first));
+        let watched: Vec<u64> = second.watched().map(|watched| watched.session).collect();
+        assert_eq!(watched, [7]);
+    }
+
+    #[test]
+    fn a_reader_is_seen_twice_without_a_lock_and_does_not_insert() {
+        let now = Instant::now();
+        let readers = |asked, sessions: &[(u64, i64)]| Readers {
+            asked,
+            sessions: sessions.iter().copied().collect(),
+        };
+        let earlier = readers(now, &[(1, 11), (2, 12), (3, 13), (5, 15)]);
+        let later = now + SECOND;
+        let list = [(1, 11, true), (2, 22, true), (3, 13, true), (4, 14, true), (5, 15, true)];
+        let mut running = listed(later, &list, None);
+        running.statements.get_mut(&5).unwrap().inserts = true;
+        running.leave_out(&earlier, &readers(later, &[(1, 11), (2, 22), (4, 14), (5, 15)]));
+        let mut left: Vec<u64> = running.statements.keys().copied().collect();
+        left.sort_unstable();
+        assert_eq!(left, [2, 3, 4, 5], "another one, a lock, new, waits to insert");
     }
 }

@@ -27,6 +27,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     fmt,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -36,7 +37,7 @@ use uuid::Uuid;
 use super::{
     gaps::Gaps,
     life::is_same,
-    statements::{Running, Watched},
+    statements::{Readers, Running, Watched},
 };
 
 /// Most runs of missing numbers that a context names one by one.
@@ -76,8 +77,11 @@ pub(super) struct Tracker {
     pub(super) closed_at: Option<Instant>,
     /// How long that took.
     pub(super) closing_took: Duration,
-    /// When it was last looked up which long statements only read.
+    /// The statements of other sessions, when they were last listed.
+    pub(super) listed: Option<Arc<Running>>,
+    /// When it was last looked up which sessions only read, and which these were.
     pub(super) readers_at: Option<Instant>,
+    pub(super) readers: Option<Readers>,
 }
 
 /// Where a reader stands with this tracker.
@@ -107,7 +111,9 @@ impl Tracker {
             lowest_forgotten: i64::MAX,
             closed_at: None,
             closing_took: Duration::ZERO,
+            listed: None,
             readers_at: None,
+            readers: None,
         }
     }
 
@@ -238,6 +244,9 @@ impl Tracker {
         self.lowest_forgotten = self.lowest_forgotten.min(lowest);
         self.appeared.clear();
         self.frontier = self.frontier.map(|frontier| frontier.min(first - 1));
+        // They are met again.
+        self.missing.keep_below(first);
+        self.quiet.keep_below(first);
     }
 
     /// Gives up the numbers that were seen missing by `until`, but for those that somebody has inserted.
@@ -578,8 +587,8 @@ mod tests {
         assert_eq!(join(std::slice::from_ref(&one)), one);
     }
 
-    fn running(at: Instant) -> Running {
-        Running::of_one(7, 12, at, Duration::from_secs(5))
+    fn running(at: Instant, began: Instant) -> Running {
+        Running::of_one(7, 12, at, began)
     }
 
     #[test]
@@ -589,12 +598,13 @@ mod tests {
         let reader = tracker.reader(&Position::default(), begun);
         tracker.looked(0, &[1, 4, 7], 7, begun);
         let now = begun + Duration::from_secs(1);
-        tracker.hush(begun, &[3], running(now).watched());
+        let runs = running(now, begun.checked_sub(Duration::from_secs(4)).unwrap());
+        tracker.hush(begun, &[3], runs.watched());
         let missing: Vec<_> = tracker.missing.iter().map(|gap| (gap.first, gap.last)).collect();
         assert_eq!(missing, [(3, 3)], "somebody has inserted it");
         assert!(tracker.has_quiet());
         assert!(tracker.context(Reader { sequence: 7, ..reader }).ends_with("|3,2,5-6"));
-        tracker.recall_ended(Some(&running(now)));
+        tracker.recall_ended(Some(&runs));
         assert!(tracker.has_quiet(), "it still runs");
         tracker.recall_ended(Some(&Running::none(now)));
         assert!(!tracker.has_quiet());
@@ -609,7 +619,7 @@ mod tests {
         tracker.reader(&Position::default(), begun);
         tracker.looked(0, &[1, 4], 4, begun);
         let now = begun + Duration::from_secs(9);
-        tracker.hush(begun, &[], running(now).watched());
+        tracker.hush(begun, &[], running(now, begun + Duration::from_secs(4)).watched());
         tracker.recall_ended(Some(&Running::none(now)));
         assert!(tracker.has_quiet(), "it began 4 s after they were seen");
         tracker.close(begun, &[3]);
@@ -626,7 +636,7 @@ mod tests {
         let present: Vec<i64> = (1..=end / 2).map(|n| n * 2).collect();
         tracker.looked(0, &present, end, begun);
         let now = begun + Duration::from_secs(1);
-        tracker.hush(begun, &[], running(now).watched());
+        tracker.hush(begun, &[], running(now, begun).watched());
         assert!(tracker.quiet.is_empty() && tracker.has_quiet());
         let there = Reader { sequence: end, ..reader };
         let context = tracker.context(there);
