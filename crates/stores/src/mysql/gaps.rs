@@ -135,19 +135,9 @@ impl Gaps {
         }
     }
 
-    /// Those that were seen by then.
-    pub(super) fn seen_by(&self, until: Instant) -> Self {
-        Self(self.0.iter().copied().filter(|gap| gap.seen <= until).collect())
-    }
-
     /// Takes out those that were seen since then.
     pub(super) fn take_seen_since(&mut self, since: Instant) -> Self {
         Self(self.0.extract_if(.., |gap| gap.seen >= since).collect())
-    }
-
-    /// When the first one was seen.
-    pub(super) fn first_seen(&self) -> Option<Instant> {
-        self.0.iter().map(|gap| gap.seen).min()
     }
 
     /// When the last one was seen.

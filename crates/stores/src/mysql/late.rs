@@ -242,7 +242,7 @@ impl MySqlStore {
         id: Uuid,
     ) -> Result<()> {
         let running = match self.recall(connection, id).await? {
-            Some(running) => Some(self.without_readers(connection, running).await?),
+            Some(running) => Some(self.without_readers(connection, id, running).await?),
             None => None,
         };
         let (closed, quiet) = match &running {
@@ -251,11 +251,7 @@ impl MySqlStore {
         };
         let (mut missing, recalls) = {
             let tracker = self.tracker();
-            let mut missing = tracker.missing.clone();
-            if let Some(until) = closed {
-                missing.merge(tracker.quiet_by(until));
-            }
-            (missing, tracker.recalls())
+            (tracker.missing.clone(), tracker.recalls())
         };
         // After the statements: whatever one of them has inserted before it ended is seen. And only what
         // is inserted can have appeared.

@@ -214,14 +214,15 @@ impl Running {
         at_work.min().is_some_and(|since| self.asked.duration_since(since) >= LONG)
     }
 
-    /// Leaves out those that had locked nothing, and were the same, both times.
-    fn leave_out(&mut self, earlier: &Readers, now: &Readers) {
+    /// Leaves out those that had locked nothing, and were the same, both times. Returns their sessions.
+    fn leave_out(&mut self, earlier: &Readers, now: &Readers) -> Vec<u64> {
         let ago = self.answered.duration_since(earlier.asked);
-        self.statements.retain(|session, statement| {
-            let read = |&number: &i64| statement.is(number, ago);
-            let reads = earlier.sessions.get(session).is_some_and(read);
-            statement.inserts || !reads || !now.sessions.contains_key(session)
-        });
+        let reads = |session: &u64, statement: &mut Statement| {
+            let same = |&number: &i64| statement.is(number, ago);
+            let read = earlier.sessions.get(session).is_some_and(same);
+            read && now.sessions.contains_key(session) && !statement.inserts
+        };
+        self.statements.extract_if(reads).map(|(session, _)| session).collect()
     }
 }
 
@@ -248,6 +249,11 @@ impl Running {
 }
 
 impl Watched {
+    /// Whether it is the one of this session.
+    pub(super) fn is_of(&self, session: u64) -> bool {
+        self.session == session
+    }
+
     /// Whether both are the same statement.
     pub(super) fn is(&self, other: &Self) -> bool {
         (self.session, self.number) == (other.session, other.number)
@@ -292,6 +298,7 @@ impl MySqlStore {
     pub(super) async fn without_readers(
         &self,
         connection: &mut MySqlConnection,
+        id: Uuid,
         mut running: Running,
     ) -> Result<Running> {
         let recent = |at: Instant| at.elapsed() < READERS_INTERVAL;
@@ -308,7 +315,11 @@ impl MySqlStore {
         };
         let earlier = self.tracker().readers.replace(now.clone());
         if let Some(earlier) = earlier {
-            running.leave_out(&earlier, &now);
+            let readers = running.leave_out(&earlier, &now);
+            let mut tracker = self.tracker();
+            if tracker.id() == id {
+                tracker.only_read(&readers);
+            }
         }
         Ok(running)
     }
@@ -420,7 +431,8 @@ mod tests {
         let list = [(1, 11, true), (2, 22, true), (3, 13, true), (4, 14, true), (5, 15, true)];
         let mut running = listed(later, &list, None);
         running.statements.get_mut(&5).unwrap().inserts = true;
-        running.leave_out(&earlier, &readers(later, &[(1, 11), (2, 22), (4, 14), (5, 15)]));
+        let now = readers(later, &[(1, 11), (2, 22), (4, 14), (5, 15)]);
+        assert_eq!(running.leave_out(&earlier, &now), [1]);
         let mut left: Vec<u64> = running.statements.keys().copied().collect();
         left.sort_unstable();
         assert_eq!(left, [2, 3, 4, 5], "another one, a lock, new, waits to insert");

@@ -62,8 +62,6 @@ pub(super) struct Tracker {
     pub(super) missing: Gaps,
     /// Missing, too: none of these can appear before a watched statement ends.
     quiet: Gaps,
-    /// None of these was seen before: most of the time none is old enough to be given up.
-    quiet_since: Option<Instant>,
     watched: Vec<Watched>,
     /// The first of the quiet ones that are not listed, and when the last of them was seen.
     unlisted: Option<(i64, Instant)>,
@@ -102,7 +100,6 @@ impl Tracker {
             frontier: None,
             missing: Gaps::default(),
             quiet: Gaps::default(),
-            quiet_since: None,
             watched: Vec::new(),
             unlisted: None,
             recalls: 0,
@@ -227,7 +224,6 @@ impl Tracker {
             Some(since) => self.quiet.take_seen_since(since),
             None => std::mem::take(&mut self.quiet),
         };
-        self.quiet_since = self.quiet.first_seen();
         self.missing.merge(recalled);
         if let Some((first, seen)) = self.unlisted
             && since.is_none_or(|since| seen >= since)
@@ -252,19 +248,21 @@ impl Tracker {
     /// Gives up the numbers that were seen missing by `until`, but for those that somebody has inserted.
     pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
         self.missing.close(until, inserted);
-        if self.quiet_since.is_some_and(|since| since <= until) {
-            let (used, _) = self.quiet.split(until, inserted);
-            self.missing.merge(used);
-            self.quiet_since = self.quiet.first_seen();
-        }
     }
 
-    /// The quiet ones that were seen missing by then.
-    pub(super) fn quiet_by(&self, until: Instant) -> Gaps {
-        if self.quiet_since.is_some_and(|since| since <= until) {
-            self.quiet.seen_by(until)
-        } else {
-            Gaps::default()
+    /// The statements of these sessions only read. Gives up the quiet numbers that no other one can use: when they
+    /// became quiet nothing was inserted under them, and nobody but these could.
+    pub(super) fn only_read(&mut self, sessions: &[u64]) {
+        if sessions.is_empty() {
+            return;
+        }
+        self.watched.retain(|watched| !sessions.iter().any(|&session| watched.is_of(session)));
+        if self.watched.is_empty() {
+            (self.quiet, self.unlisted) = (Gaps::default(), None);
+        } else if let Some(until) = self.watched.iter().map(|watched| watched.began).min().flatten()
+        {
+            self.quiet.close(until, &[]);
+            self.unlisted = self.unlisted.filter(|&(_, seen)| seen > until);
         }
     }
 
@@ -278,7 +276,6 @@ impl Tracker {
     ) {
         let (used, unused) = self.missing.split(until, inserted);
         self.missing.merge(used);
-        self.quiet_since = self.quiet_since.into_iter().chain(unused.first_seen()).min();
         self.quiet.merge(unused);
         for watched in watched {
             if !self.watched.iter().any(|known| known.is(&watched)) {
@@ -292,7 +289,7 @@ impl Tracker {
                 Some((known, then)) => (first.min(known), seen.max(then)),
                 None => (first, seen),
             });
-            (self.quiet, self.quiet_since) = (Gaps::default(), None);
+            self.quiet = Gaps::default();
         }
     }
 
@@ -622,9 +619,27 @@ mod tests {
         tracker.hush(begun, &[], running(now, begun + Duration::from_secs(4)).watched());
         tracker.recall_ended(Some(&Running::none(now)));
         assert!(tracker.has_quiet(), "it began 4 s after they were seen");
-        tracker.close(begun, &[3]);
-        assert!(!tracker.has_quiet());
-        assert_eq!(tracker.missing.first(), Some(3));
+    }
+
+    #[test]
+    fn quiet_numbers_are_given_up_when_those_that_could_use_them_only_read() {
+        let begun = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut tracker = Tracker::new("a/1");
+        tracker.reader(&Position::default(), begun);
+        tracker.looked(0, &[1, 4], 4, begun + second);
+        let now = begun + 9 * second;
+        let runs = |session, began| Running::of_one(session, 12, now, began);
+        tracker.hush(now, &[], runs(7, begun).watched().chain(runs(8, begun).watched()));
+        tracker.only_read(&[7]);
+        assert!(tracker.has_quiet(), "the other one can use them");
+        tracker.hush(now, &[], runs(9, begun + 2 * second).watched());
+        tracker.only_read(&[8]);
+        assert!(!tracker.has_quiet(), "the third one began after they were seen");
+        tracker.looked(4, &[9], 9, begun + 3 * second);
+        tracker.hush(now, &[], std::iter::empty());
+        tracker.only_read(&[9]);
+        assert!(tracker.misses_nothing());
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Outcomes {
         for event in batch {
             let failure = |destination: &str, key: Option<Key>, error: &str| {
                 json!({
-                    "sequence": event.sequence, "id": event.identity.id,
+                    "sequence": event.sequence, "id": event.identity.id.map(|id| id.to_string()),
                     "replay": event.identity.replay, "attempts": event.attempts,
                     "lane": key.map(|key| key.0), "destination": destination,
                     "error": error_text(error),
