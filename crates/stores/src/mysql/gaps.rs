@@ -121,10 +121,18 @@ impl Gaps {
         (used, old)
     }
 
-    /// Takes out the runs of more than so many numbers.
-    pub(super) fn take_long(&mut self, long: i64) -> Vec<(i64, i64)> {
-        let long = self.0.extract_if(.., |gap| gap.last - gap.first >= long);
-        long.map(|gap| (gap.first, gap.last)).collect()
+    /// Takes out the runs of more than so many numbers: gives them, in pieces.
+    pub(super) fn take_long(&mut self, long: i64, piece: i64) -> Vec<(i64, i64)> {
+        let mut pieces = Vec::new();
+        for gap in self.0.extract_if(.., |gap| gap.last - gap.first >= long) {
+            let mut first = gap.first;
+            while first <= gap.last {
+                let last = gap.last.min(first + piece - 1);
+                pieces.push((first, last));
+                first = last + 1;
+            }
+        }
+        pieces
     }
 
     /// Only those below this number stay.
@@ -192,6 +200,14 @@ mod tests {
         gaps.add_missing(10, &[9, 11, 16, 18, 19], Instant::now());
         assert_eq!(runs(&gaps), [(12, 15), (17, 17)]);
         assert_eq!(gaps.first(), Some(12));
+    }
+
+    #[test]
+    fn long_runs_are_taken_out_in_pieces() {
+        let mut gaps = gaps(&[(1, 64), (100, 349), (400, 464)], Instant::now());
+        let long = gaps.take_long(64, 100);
+        assert_eq!(long, [(100, 199), (200, 299), (300, 349), (400, 464)]);
+        assert_eq!(runs(&gaps), [(1, 64)]);
     }
 
     #[test]

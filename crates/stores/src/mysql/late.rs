@@ -53,6 +53,9 @@ const STRETCHES: usize = 256;
 /// transaction with many events shows all of them at once, or none.
 const LONG_RUN: i64 = 64;
 
+/// Most numbers of long runs that one statement looks at.
+const PIECE: i64 = 100_000;
+
 /// Gaps that are no further apart than this are looked at together, with the rows between them.
 const NEAR: i64 = 8;
 
@@ -61,6 +64,20 @@ const LOOK: &str = "
     where sequence > ? and sequence <= ?
     order by sequence
     limit ?";
+
+/// These runs, as many at a time as one statement looks at.
+fn pieces(runs: &[(i64, i64)]) -> impl Iterator<Item = &[(i64, i64)]> {
+    let mut numbers = 0;
+    runs.chunk_by(move |run, next| {
+        numbers += run.1 - run.0;
+        let together = numbers + next.1 - next.0 < PIECE;
+        if !together {
+            numbers = 0;
+        }
+        together
+    })
+    .flat_map(|runs| runs.chunks(STRETCHES))
+}
 
 impl MySqlStore {
     /// The numbers that are visible after `after`, up to `up_to`, at most `limit`, in order.
@@ -88,25 +105,50 @@ impl MySqlStore {
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
         let mut short = gaps.clone();
-        let long = short.take_long(LONG_RUN);
+        let long = short.take_long(LONG_RUN, PIECE);
         if long.is_empty() {
             return self.list(connection, &short, only).await;
         }
         let mut visible = Vec::new();
-        for runs in long.chunks(STRETCHES) {
-            let counts = self.count_runs(connection, runs, only).await?;
-            for (&(first, last), count) in runs.iter().zip(counts) {
-                if count == last - first + 1 {
-                    visible.extend(first..=last);
-                } else if count > 0 {
-                    short.add(first, last, Instant::now());
-                }
-            }
+        for runs in pieces(&long) {
+            visible.extend(self.probe_long(connection, runs, only).await?);
         }
         visible.extend(self.list(connection, &short, only).await?);
         visible.sort_unstable();
+        Ok(visible)
+    }
+
+    /// The numbers in these long runs that are visible, in order.
+    async fn probe_long(
+        &self,
+        connection: &mut MySqlConnection,
+        runs: &[(i64, i64)],
+        only: Option<&'static str>,
+    ) -> Result<Vec<i64>> {
+        let counts = self.count_runs(connection, runs, only).await?;
+        let (mut visible, mut partly) = (Vec::new(), Gaps::default());
+        for (&(first, last), count) in runs.iter().zip(counts) {
+            if count == last - first + 1 {
+                visible.extend(first..=last);
+            } else if count > 0 {
+                partly.add(first, last, Instant::now());
+            }
+        }
+        visible.extend(self.list(connection, &partly, only).await?);
+        visible.sort_unstable();
         visible.dedup();
         Ok(visible)
+    }
+
+    /// Learns which numbers of long runs have appeared, some at a time: what was learnt before the time was up
+    /// counts, however many there are.
+    async fn look_for_long(&self, connection: &mut MySqlConnection, id: Uuid) -> Result<()> {
+        let long = self.tracker().missing.clone().take_long(LONG_RUN, PIECE);
+        for runs in pieces(&long) {
+            let visible = self.probe_long(connection, runs, None).await?;
+            self.saw(id, &visible);
+        }
+        Ok(())
     }
 
     /// How many numbers of each run are visible.
@@ -198,6 +240,8 @@ impl MySqlStore {
 
     /// Learns what has appeared since, and gives up what nobody can use.
     pub(super) async fn look_back(&self, connection: &mut MySqlConnection) -> Result<()> {
+        // One at a time: what one look finds unused another one may have seen appear meanwhile.
+        let _looking_back = self.looking_back.lock().await;
         let asked = Instant::now();
         let (id, due) = {
             let mut tracker = self.tracker();
@@ -220,7 +264,9 @@ impl MySqlStore {
         if self.tracker().has_quiet() {
             self.recall(connection, id).await?;
         }
-        let missing = self.tracker().missing.clone();
+        self.look_for_long(connection, id).await?;
+        let mut missing = self.tracker().missing.clone();
+        missing.take_long(LONG_RUN, PIECE);
         let visible = self.probe(connection, &missing, None).await?;
         self.saw(id, &visible);
         Ok(())
@@ -249,6 +295,7 @@ impl MySqlStore {
             Some(running) => (running.since(), running.unwatched_since()),
             None => (asked.checked_sub(BLIND), None),
         };
+        self.look_for_long(connection, id).await?;
         let (mut missing, recalls) = {
             let tracker = self.tracker();
             (tracker.missing.clone(), tracker.recalls())
@@ -256,6 +303,7 @@ impl MySqlStore {
         // After the statements: whatever one of them has inserted before it ended is seen. And only what
         // is inserted can have appeared.
         let inserted = self.inserted(connection, &missing).await?;
+        missing.take_long(LONG_RUN, PIECE);
         let (used, _) = missing.split(Instant::now(), &inserted);
         let visible = self.probe(connection, &used, None).await?;
         let mut tracker = self.tracker();

@@ -122,6 +122,7 @@ pub struct MySqlStore {
     tracker: Arc<Mutex<Tracker>>,
     /// Held by the one read that looks on from the tracker's frontier.
     looking: Arc<tokio::sync::Mutex<()>>,
+    looking_back: Arc<tokio::sync::Mutex<()>>,
     /// Bytes of an average event of the last page.
     average: Arc<AtomicUsize>,
     /// How far events beyond late commits were looked at.
@@ -161,6 +162,7 @@ impl MySqlStore {
             taken_in: Arc::default(),
             tracker: Arc::new(Mutex::new(Tracker::new(""))),
             looking: Arc::default(),
+            looking_back: Arc::default(),
             average: Arc::default(),
             beyond: Arc::default(),
             floor_kept: Arc::default(),
