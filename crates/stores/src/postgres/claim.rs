@@ -1,9 +1,11 @@
 //! Taking single rows, for unordered work.
 //!
 //! A claim looks behind its cursor and may pass over rows that another claimer has locked, or that
-//! commit later. A sweep (`claim_late`) goes back for them. Its context is `floor;snapshot`: of
+//! commit later. A sweep (`claim_late`) goes back for them. Its context is `floor;snapshot;after`: of
 //! the rows that the snapshot could see, all up to the floor are settled or have a `not_before`,
-//! by which they are found. What the snapshot could not see is found by its transaction id.
+//! by which they are found. What the snapshot could not see is found by its transaction id: the
+//! snapshot names all that were given out by then (see `context`). Sweeps go in turns over what lies
+//! between floor and cursor; the last one has come to `after`.
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -13,8 +15,10 @@ use posthaste_core::{
 use sqlx::{Row, postgres::PgRow};
 
 use super::{
-    PostgresStore, micros,
-    read::{bytes, in_order},
+    PostgresStore,
+    context::WIDEST,
+    micros,
+    read::{WINDOW, bytes, in_order},
     row::COLUMNS,
 };
 use crate::failure::failed;
@@ -130,13 +134,14 @@ impl Claim for PostgresStore {
         from: &Position,
         limit: Limit,
     ) -> Result<ClaimedRows> {
-        // `open` is what the sweep looks at: fresh rows between floor and cursor, and those at or
-        // below the floor that the last snapshot could not see. The floor moves below the lowest
-        // of them, whoever holds it. It becomes the mark of the shards that nobody owns, so that
-        // neither a restart nor the search for expired leases starts from the first event.
+        // The floor moves up to the first row that is open, whoever holds it, or down below the first one that
+        // came late. It becomes the mark of the shards that nobody owns, so that neither a restart nor the
+        // search for expired leases starts from the first event. A sweep claims what is free in one stretch of
+        // numbers, and the next one goes on there.
         const CLAIM_LATE: &str = concat!(
             "with start as materialized (
-                select coalesce($3, m.mark) as floor, coalesce($4, m.mark_context) as context
+                select coalesce($3, m.mark) as floor, coalesce($4, m.mark_context) as context,
+                       pg_current_snapshot() as cur
                 from (
                     select mark, mark_context from {shards}
                     where tenant_group = ''
@@ -144,59 +149,80 @@ impl Claim for PostgresStore {
                     limit 1
                 ) m
             ),
-            seen as materialized (
-                select cur,
-                       case when usable then floor else 0 end as floor,
-                       case when usable then pg_snapshot_xmax(prev)
-                            else pg_snapshot_xmax(cur) end as since,
-                       array(
-                           select x from pg_snapshot_xip(prev) x
-                           where pg_visible_in_snapshot(x, cur)
-                       ) as ended
+            begun as materialized (
+                select s.*, case when ids > 2147483647 then 0 else ids end as begun
                 from (
-                    select cur, prev, floor,
-                           prev is not null
-                               and pg_snapshot_xmax(prev) <= pg_snapshot_xmax(cur) as usable
-                    from (
-                        select floor, pg_current_snapshot() as cur,
-                               nullif(split_part(context, '|', 1), '')::pg_snapshot as prev
-                        from start
-                    ) s
+                    select s.*, nullif(split_part(context, '|', 1), '')::pg_snapshot as prev,
+                           pg_snapshot_xmax(cur)::text::bigint as xmax,
+                           (age('3'::xid)::bigint + 3 + 8589934592
+                               - pg_snapshot_xmax(cur)::text::bigint % 4294967296)
+                           % 4294967296 as ids
+                    from start s
                 ) s
             ),
-            open as materialized (
-                select e.sequence, e.locked_until is null as free from {events} e
-                where e.sequence > (select floor from seen) and e.sequence <= $5
-                  and e.not_before is null and ",
-            unsettled!(),
-            "
-                union all
-                select e.sequence, e.locked_until is null from seen s
+            seen as materialized (
+                select case when usable then floor else 0 end as floor,
+                       case when usable then array(
+                           select x from pg_snapshot_xip(prev) x
+                           where pg_visible_in_snapshot(x, cur)
+                       ) end as ended,
+                       case when begun <= $10 then concat(
+                           pg_snapshot_xmin(cur), ':', xmax + begun, ':', (
+                               select string_agg(x::text, ',' order by x) from (
+                                   select x::text::bigint as x from pg_snapshot_xip(cur) x
+                                   union all
+                                   select generate_series(xmax, xmax + begun - 1)
+                               ) x
+                           )
+                       ) end as next, prev
+                from (
+                    select b.*, prev is not null
+                        and pg_snapshot_xmax(prev)::text::bigint <= xmax + begun as usable
+                    from begun b
+                ) b
+            ),
+            late as materialized (
+                select min(e.sequence) as first from seen s
                 cross join unnest(s.ended) x
                 cross join lateral (
-                    select * from {events} e where e.xid >= x and e.xid <= x offset 0
-                ) e
-                where e.sequence <= s.floor and e.not_before is null and ",
+                    select e.sequence from {events} e
+                    where (e.xid, e.sequence) > (x, 0) and (e.xid, e.sequence) <= (x, s.floor)
+                      and e.not_before is null and ",
             unsettled!(),
             "
-                union all
-                select e.sequence, e.locked_until is null from seen s
+                    order by e.xid, e.sequence
+                    limit 1
+                ) e
+            ),
+            moved as materialized (
+                select least(l.first - 1, coalesce(
+                           (
+                               select e.sequence - 1 from {events} e
+                               where e.sequence > s.floor and e.sequence <= s.floor + $9
+                                 and e.sequence <= $5 and e.not_before is null and ",
+            unsettled!(),
+            "
+                               order by e.sequence
+                               limit 1
+                           ),
+                           greatest(s.floor, least(s.floor + $9, $5))
+                       )) as floor,
+                       l.first as late, greatest($5, s.floor) as until
+                from seen s, late l
+            ),
+            stretch as materialized (
+                select m.floor, m.until, first, least(first + $9, m.until) as last
+                from moved m
                 cross join lateral (
-                    select * from {events} e
-                    where e.xid >= s.since and e.xid < pg_snapshot_xmax(s.cur)
-                    offset 0
-                ) e
-                where e.sequence <= s.floor and e.not_before is null and ",
-            unsettled!(),
-            "
+                    select greatest(m.floor, least(coalesce($8, m.floor), m.late - 1)) as first
+                ) f
             ),
             found as materialized (
                 select e.sequence, ",
             size!(),
             " as bytes from {events} e
-                where e.sequence = any(array(
-                        select sequence from open where free order by sequence limit $6 * 4
-                    ))
+                where e.sequence > (select first from stretch)
+                  and e.sequence <= (select last from stretch)
                   and e.not_before is null and e.locked_until is null and ",
             unsettled!(),
             "
@@ -219,19 +245,24 @@ impl Claim for PostgresStore {
                 where e.sequence = any(array(select sequence from picked))
                 returning e.*
             ),
-            moved as materialized (
-                select coalesce(
-                    (select min(sequence) - 1 from open),
-                    greatest($5, (select floor from seen))
-                ) as floor
+            swept as materialized (
+                select floor, case
+                    when (select count(*) from found) >= $6
+                        or (select count(*) from found) > (select count(*) from picked)
+                    then (select max(sequence) from picked)
+                    when last < until then last
+                    else floor
+                end as after
+                from stretch
             ),
             marked as (
                 update {shards} s
-                set mark = (select floor from moved), mark_context = (select cur from seen)::text
+                set mark = (select floor from swept), mark_context = (select next from seen)
                 where s.tenant_group = '' and s.shard = any(array(
                         select f.shard from {shards} f
-                        where f.tenant_group = '' and f.mark <> (select floor from moved)
+                        where f.tenant_group = '' and f.mark <> (select floor from swept)
                           and (f.locked_by is null or f.locked_until < clock_timestamp())
+                          and (select next from seen) is not null
                         order by f.shard
                         for update skip locked
                     ))
@@ -240,21 +271,27 @@ impl Claim for PostgresStore {
             columns!(),
             ", n.context
             from (
-                select (select floor from moved) || ';' || (select cur from seen)::text as context
+                select case when s.next is not null then concat_ws(';', w.floor, s.next, w.after)
+                    else concat_ws(';', least(s.floor, w.floor), s.prev::text, w.after)
+                    end as context
+                from seen s, swept w
             ) n
             left join e on true"
         );
 
-        let (floor, context) = sweep(&from.context);
+        let Sweep { floor, snapshot, after } = Sweep::of(&from.context);
         let mut session = self.sessions.take("claiming late events").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_LATE))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(floor)
-            .bind(context)
+            .bind(snapshot)
             .bind(from.sequence)
             .bind(limit.rows as i64)
             .bind(bytes(limit.bytes))
+            .bind(after)
+            .bind(WINDOW)
+            .bind(WIDEST as i64)
             .fetch_all(&mut *session)
             .await
             .map_err(failed("claiming late events"))?;
@@ -429,13 +466,25 @@ fn cursor(rows: &[PgRow], limit: usize) -> sqlx::Result<i64> {
     Ok(row.try_get::<Option<i64>, _>(column)?.unwrap_or(0))
 }
 
-/// Floor and snapshot of a sweep's context; nothing of either before the first sweep.
-fn sweep(context: &str) -> (Option<i64>, Option<&str>) {
-    match context.split_once(';') {
-        Some((floor, snapshot)) => match floor.parse() {
-            Ok(floor) => (Some(floor), Some(snapshot)),
-            Err(_) => (None, None),
-        },
-        None => (None, None),
+/// A sweep's context; nothing of it before the first sweep.
+#[derive(Default)]
+struct Sweep<'a> {
+    floor: Option<i64>,
+    snapshot: Option<&'a str>,
+    after: Option<i64>,
+}
+
+impl<'a> Sweep<'a> {
+    fn of(context: &'a str) -> Self {
+        let mut parts = context.split(';');
+        let floor = parts.next().and_then(|floor| floor.parse().ok());
+        match (floor, parts.next()) {
+            (Some(floor), Some(snapshot)) => Self {
+                floor: Some(floor),
+                snapshot: Some(snapshot),
+                after: parts.next().and_then(|after| after.parse().ok()),
+            },
+            _ => Self::default(),
+        }
     }
 }

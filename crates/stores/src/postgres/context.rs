@@ -54,7 +54,7 @@ pub(super) struct Snapshot {
 
 /// Most ids between the last one that has ended and the last one that was given out. More of them are
 /// subtransactions, while nothing else ends.
-const WIDEST: u64 = 20_000;
+pub(super) const WIDEST: u64 = 20_000;
 
 impl Snapshot {
     pub(super) fn parse(text: &str) -> Option<Self> {

@@ -29,7 +29,7 @@ use crate::{beyond, failure::failed};
 const WALKED: i64 = 2_000;
 
 /// Most sequence numbers that a read ahead walks over: what is settled already costs time, too.
-const WINDOW: i64 = 50_000;
+pub(super) const WINDOW: i64 = 50_000;
 
 /// The present snapshot, and which of the transactions that `$1`, an earlier one, saw in progress have
 /// ended since.

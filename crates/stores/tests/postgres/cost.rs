@@ -132,6 +132,55 @@ async fn a_search_for_expired_leases_does_not_walk_over_the_backlog() {
     outbox.drop().await;
 }
 
+/// However much was written since the last sweep, and however much of it came late.
+#[tokio::test]
+async fn a_sweep_does_not_walk_over_what_was_written_since() {
+    const FILL: &str = "insert into {events} (event_id, event_type, aggregate_id, payload)
+        select gen_random_uuid(), 'T', (n % 1000)::text, '' from generate_series(1, 20000) n";
+
+    let outbox = Outbox::new().await;
+    let relay = Relay { ordering: RelayOrdering::None, ..new_relay("r") };
+    let lease = RowLease { token: format!("{}#1", relay.owner()) };
+    let sweep = async |s: &PostgresStore, from: &Position| {
+        s.claim_late(&relay, &lease, from, Limit::rows(100)).await
+    };
+    outbox.commit(&[event("first")]).await;
+    let first = outbox.store.claim(&relay, &lease, &Position::default(), Limit::rows(10)).await;
+    let swept = sweep(&outbox.store, &first.unwrap().position).await.unwrap();
+
+    let execute = async |sql: &str| {
+        let mut connection = outbox.pool.acquire().await.unwrap();
+        outbox.execute(&mut connection, sql).await;
+    };
+    execute(FILL).await;
+    execute("analyze {events}").await;
+    let read = async |s: &PostgresStore| sweep(s, &swept.position).await;
+    let swept = outbox.touches_few("a sweep after much was written", read).await;
+    assert!(swept.rows.is_empty(), "nothing was passed over");
+
+    // All of it is sent. Then as much comes late.
+    execute("update {events} set sent_at = now()").await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    outbox.execute(&mut open, FILL).await;
+    let passed = outbox.commit(&[event("passed")]).await[0];
+    let mut position = Position { sequence: passed, ..swept.position };
+    for _ in 0..3 {
+        position = sweep(&outbox.store, &position).await.unwrap().position;
+    }
+    open.commit().await.unwrap();
+    execute("analyze {events}").await;
+    let mut found = 0;
+    for turn in 0..3 {
+        let read = async |s: &PostgresStore| sweep(s, &position).await;
+        let swept = outbox.touches_few("a sweep over many that came late", read).await;
+        assert_eq!(swept.rows.len(), 100, "turn {turn}");
+        found += swept.rows.len();
+        position = swept.position;
+    }
+    assert_eq!(found, 300);
+    outbox.drop().await;
+}
+
 #[tokio::test]
 async fn late_events_are_found_by_their_transaction_also_when_one_wrote_nearly_all() {
     let outbox = Outbox::new().await;
