@@ -120,7 +120,6 @@ where
     }
 
     /// Closes the connections that nobody uses.
-    #[cfg(feature = "mysql")]
     pub(crate) fn forget(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -138,7 +137,6 @@ where
 pub(crate) struct Session<DB: Database> {
     connection: DB::Connection,
     /// What its user has learnt of the server that it leads to.
-    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "only MySQL asks"))]
     pub(crate) stamp: Option<Arc<str>>,
     made: Instant,
     home: Home<DB>,

@@ -328,7 +328,7 @@ impl Read for MySqlStore {
         const DOING: &str = "reading a lane";
 
         let (wait, sequence) = after.map_or(("", 0), |(wait, at)| (wait.as_str(), at));
-        let mut session = self.session(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let limit = self.fewer(limit);
         let query = sqlx::query(self.tables.sql(LANE))
             .bind(lane.key.0)

@@ -5,13 +5,16 @@
 //! Whoever takes shards first writes a row with a new token and the first epoch of the new life. A lease
 //! counts only from that epoch on: settles, renewals and releases ask for it in the statement that locks
 //! the leases, so that nothing of the life before is written any more. And a reader whose position
-//! carries another token is told so.
+//! carries another token is told so, as is one without a position whose connection was made in another
+//! life than shards were taken in: no connection survives a crash or a change of server.
+
+use std::sync::{Arc, PoisonError};
 
 use posthaste_core::{Error, ErrorKind, Result};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres};
 
 use super::PostgresStore;
-use crate::failure::failed;
+use crate::{failure::failed, sessions::Session};
 
 /// Whether the lease in this row was given in the present life of the server.
 macro_rules! alive {
@@ -21,10 +24,37 @@ macro_rules! alive {
 }
 
 impl PostgresStore {
-    /// Begins a life, unless one is under way.
-    pub(super) async fn begin_life(&self, connection: &mut PgConnection) -> Result<()> {
-        const KNOWN: &str = "
-            select exists (select from {life}), coalesce((
+    /// A connection to the server on which shards were taken last, for a read that has no position to
+    /// tell: the rows of another server are not what the lanes know.
+    pub(super) async fn reading_session(&self, doing: &'static str) -> Result<Session<Postgres>> {
+        let mut session = self.sessions.take(doing).await?;
+        let taken_in = self.taken_in.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(taken_in) = taken_in else { return Ok(session) };
+        if session.stamp.is_none() {
+            session.stamp = self.token(&mut session, doing).await?;
+        }
+        if session.stamp.as_ref() == Some(&taken_in) { Ok(session) } else { Err(moved(doing)) }
+    }
+
+    /// The token of the present life.
+    async fn token(
+        &self,
+        connection: &mut PgConnection,
+        doing: &'static str,
+    ) -> Result<Option<Arc<str>>> {
+        const TOKEN: &str = "select token::text from {life}";
+
+        let token: Option<String> = sqlx::query_scalar(self.tables.sql(TOKEN))
+            .fetch_optional(connection)
+            .await
+            .map_err(failed(doing))?;
+        Ok(token.map(Arc::from))
+    }
+
+    /// Begins a life, unless one is under way. Shards are taken in it.
+    pub(super) async fn begin_life(&self, session: &mut Session<Postgres>) -> Result<()> {
+        const CACHE: &str = "
+            select coalesce((
                 select s.seqcache from pg_sequence s
                 where s.seqrelid = pg_get_serial_sequence('{events}', 'sequence')::regclass
             ), 1)";
@@ -37,8 +67,8 @@ impl PostgresStore {
             on conflict do nothing";
         const DOING: &str = "beginning a life of the server";
 
-        let (known, cache): (bool, i64) = sqlx::query_as(self.tables.sql(KNOWN))
-            .fetch_one(&mut *connection)
+        let cache: i64 = sqlx::query_scalar(self.tables.sql(CACHE))
+            .fetch_one(&mut **session)
             .await
             .map_err(failed(DOING))?;
         if cache > 1 {
@@ -52,9 +82,20 @@ impl PostgresStore {
                 ),
             ));
         }
-        if !known {
-            sqlx::query(self.tables.sql(BEGIN)).execute(connection).await.map_err(failed(DOING))?;
+        let mut token = self.token(session, DOING).await?;
+        if token.is_none() {
+            sqlx::query(self.tables.sql(BEGIN))
+                .execute(&mut **session)
+                .await
+                .map_err(failed(DOING))?;
+            token = self.token(session, DOING).await?;
         }
+        session.stamp.clone_from(&token);
+        let mut taken_in = self.taken_in.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken_in.is_some() && *taken_in != token {
+            self.sessions.forget();
+        }
+        *taken_in = token;
         Ok(())
     }
 }

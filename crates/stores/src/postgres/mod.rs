@@ -53,7 +53,7 @@ mod expire;
 use std::{
     str::FromStr,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicI64, Ordering},
     },
     time::Duration,
@@ -100,6 +100,8 @@ pub struct PostgresStore {
     claimed: Arc<AtomicI64>,
     /// How far events beyond late commits were looked at.
     beyond: Arc<AtomicI64>,
+    /// The life of the server in which shards were taken last.
+    taken_in: Arc<Mutex<Option<Arc<str>>>>,
 }
 
 impl PostgresStore {
@@ -129,6 +131,7 @@ impl PostgresStore {
             shards: Arc::default(),
             claimed: Arc::default(),
             beyond: Arc::default(),
+            taken_in: Arc::default(),
         }
     }
 

@@ -365,7 +365,7 @@ impl Read for PostgresStore {
         const DOING: &str = "reading due events";
 
         let after = after.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
-        let mut session = self.sessions.take(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let mut next: Option<i64> = None;
         let mut last = None;
         let rows: Vec<Option<Fetched>> = sqlx::query(self.tables.sql(DUE))
@@ -515,7 +515,7 @@ impl Read for PostgresStore {
             ") e order by e.sequence"
         );
 
-        let mut session = self.sessions.take("reading held events").await?;
+        let mut session = self.reading_session("reading held events").await?;
         let rows = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
@@ -556,7 +556,7 @@ impl Read for PostgresStore {
         const DOING: &str = "reading a lane";
 
         let (wait, sequence) = after.map_or(("", 0), |(wait, at)| (wait.as_str(), at));
-        let mut session = self.sessions.take(DOING).await?;
+        let mut session = self.reading_session(DOING).await?;
         let rows = sqlx::query(self.tables.sql(LANE))
             .bind(lane.key.0)
             .bind(&lane.destination)
@@ -590,7 +590,7 @@ impl Read for PostgresStore {
             ") e order by e.lane, e.sequence"
         );
 
-        let mut session = self.sessions.take("reading what blocks lanes").await?;
+        let mut session = self.reading_session("reading what blocks lanes").await?;
         let rows = sqlx::query(self.tables.sql(BLOCKERS))
             .bind(limit.rows as i64)
             .bind(bytes(limit.bytes))
@@ -638,7 +638,7 @@ impl Read for PostgresStore {
             order by l.number"
         );
 
-        let mut session = self.sessions.take("reading blocked lanes").await?;
+        let mut session = self.reading_session("reading blocked lanes").await?;
         let lanes: Vec<(Blocked, bool)> = sqlx::query(self.tables.sql(BLOCKED))
             .bind(after.map_or(i64::MIN, |after| after.key.0))
             .bind(after.map_or("", |after| after.destination.as_str()))
@@ -663,7 +663,7 @@ impl Read for PostgresStore {
 
         let keys: Vec<i64> = lanes.iter().map(|lane| lane.key.0).collect();
         let destinations: Vec<&str> = lanes.iter().map(|lane| lane.destination.as_str()).collect();
-        let mut session = self.sessions.take("looking at blocked lanes").await?;
+        let mut session = self.reading_session("looking at blocked lanes").await?;
         let rows: Vec<(Blocked, bool)> = sqlx::query(self.tables.sql(STILL))
             .bind(keys)
             .bind(destinations)

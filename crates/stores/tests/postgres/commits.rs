@@ -1,8 +1,8 @@
 //! Commits that come late, and settles beside a takeover.
 
 use posthaste_core::{
-    ErrorKind,
-    store::{Fence, Inspect, Leases, Limit, Position, Read, Settle},
+    ErrorKind, Key,
+    store::{Fence, Inspect, LaneKey, Leases, Limit, Position, Read, Settle},
 };
 
 use crate::support::{Outbox, SHARDS, event, new_relay, sent, sequences};
@@ -181,6 +181,20 @@ async fn a_reader_on_another_server_is_told_so_and_its_leases_count_no_more() {
         for error in [on.unwrap_err(), late.unwrap_err(), hot.unwrap_err()] {
             assert_eq!(error.kind(), ErrorKind::Moved, "{error}");
         }
+    }
+    // Those of before were closed when they were refused: these are new ones, as after either of them.
+    let lane = LaneKey { key: Key(1), destination: "d".to_owned() };
+    let lanes = std::slice::from_ref(&lane);
+    let limit = Limit::rows(10);
+    for error in [
+        outbox.store.read_due(&SHARDS, None, limit).await.err(),
+        outbox.store.read_held("d", lane.key, limit).await.err(),
+        outbox.store.read_lane(&lane, None, limit).await.err(),
+        outbox.store.read_blockers(limit).await.err(),
+        outbox.store.read_blocked(&SHARDS, None, 10).await.err(),
+        outbox.store.still_blocked(lanes).await.err(),
+    ] {
+        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Moved));
     }
     let fence = Fence::Shards { owner: relay.owner(), held: held.clone() };
     let row = &page.rows[0];
