@@ -151,9 +151,20 @@ impl Driver {
     /// Nothing more of these is taken in; once what is under way has ended, they are handed over.
     pub(crate) fn give_away(&mut self, shards: Vec<u16>) {
         let mark = self.mark();
-        for shard in shards {
+        for &shard in &shards {
             self.shards.hand_over(shard, &mark);
             self.lanes.close_shard(shard);
+        }
+        self.end_survey(|shard| shards.contains(&shard));
+    }
+
+    /// Of these shards nothing is asked any more.
+    fn end_survey(&mut self, of: impl Fn(u16) -> bool) {
+        if let Some(survey) = &mut self.survey {
+            survey.shards.retain(|shard| !of(*shard));
+            if survey.shards.is_empty() {
+                self.survey = None;
+            }
         }
     }
 
@@ -306,12 +317,7 @@ impl Driver {
             self.give_away(self.shards.reading());
         }
         self.lanes.lose_shards(lost);
-        if let Some(survey) = &mut self.survey {
-            survey.shards.retain(|shard| !lost.contains(shard));
-            if survey.shards.is_empty() {
-                self.survey = None;
-            }
-        }
+        self.end_survey(|shard| lost.contains(&shard));
         if self.shards.is_empty() {
             self.reset_source();
         }

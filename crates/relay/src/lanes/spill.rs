@@ -41,8 +41,13 @@ impl Lanes {
     }
 
     /// A survey has met this lane: of shards that were taken, or of all. Gives whether it stays in the table
-    /// only. One of a name that is not ours never does: nobody would ask for it.
+    /// only. One of a name that is not ours never does: nobody would ask for it. A lane of a shard that was
+    /// handed over meanwhile is another relay's: it would be here with an old state when the shard comes back.
     pub fn surveyed(&mut self, shard: u16, blocked: &Blocked, taken: bool) -> bool {
+        let ours = self.shards.contains_key(&shard);
+        if !ours && (!self.rules.global || self.shards.is_empty()) {
+            return false;
+        }
         let still = blocked.waiting || blocked.parked;
         if still && self.is_full_of_lanes() && self.is_our_name(&blocked.destination) {
             self.spilled = true;

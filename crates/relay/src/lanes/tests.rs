@@ -18,6 +18,7 @@ use posthaste_core::{
 use super::*;
 
 mod global;
+mod left;
 mod outage;
 mod pause;
 mod schedule;
