@@ -83,23 +83,35 @@ impl Lanes {
         self.in_flight == 0 && head.map_or_else(|| self.known.values().any(recorded), paused)
     }
 
+    /// Nothing of the lanes of this key goes: an operator has paused it, or it is in doubt.
     pub(super) fn is_paused(&self, key: Option<Key>) -> bool {
-        key.is_some_and(|key| {
-            self.in_doubt(key)
-                || (!self.paused_keys.is_empty() && self.paused_keys.contains_key(&key))
-        })
+        key.is_some_and(|key| self.in_doubt(key) || self.is_paused_by_hand(key))
+    }
+
+    fn is_paused_by_hand(&self, key: Key) -> bool {
+        !self.paused_keys.is_empty() && self.paused_keys.contains_key(&key)
+    }
+
+    /// An event of this key does not go. One without a lane, such as a replay, follows nothing: it waits for
+    /// no doubt about lanes, which may last until an operator acts.
+    pub(super) fn stops(&self, key: Option<Key>, has_lane: bool) -> bool {
+        if has_lane {
+            self.is_paused(key)
+        } else {
+            key.is_some_and(|key| self.is_paused_by_hand(key))
+        }
     }
 
     pub(super) fn is_paused_event(&self, sequence: i64) -> bool {
-        !self.paused_keys.is_empty()
-            && self.known.get(&sequence).is_some_and(|entry| self.is_paused(entry.key))
+        let stops = |entry: &Entry| self.stops(entry.key, entry.lane.is_some());
+        !self.paused_keys.is_empty() && self.known.get(&sequence).is_some_and(stops)
     }
 
     /// What becomes of a row that would be let in if its key were not paused. Where its destination
     /// would pass it over, it is passed over: what was passed over before it must come first.
     pub(super) fn pause_gate(&self, gate: Gate, key: Option<Key>, lane: Option<LaneId>) -> Gate {
         match gate {
-            Gate::Admit | Gate::Probe if self.is_paused(key) => match lane {
+            Gate::Admit | Gate::Probe if self.stops(key, lane.is_some()) => match lane {
                 None => Gate::Postpone,
                 Some(_) if self.rules.global => gate,
                 Some(id) if self.lanes.get(&id).is_some_and(Lane::is_under_way) => Gate::Admit,

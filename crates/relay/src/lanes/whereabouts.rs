@@ -46,10 +46,10 @@ impl Lanes {
         let waits = of.waiting(Queue::Cold) + if replay { of.waiting(Queue::Replay) } else { 0 };
         let full = waits + least > self.rules.cold_queue || self.has_its_share(of);
         let key = record.content.as_ref().ok().and_then(|envelope| envelope.event.key());
-        if !of.breaker.is_closed() || full || self.is_paused(key) {
+        let lane = key.filter(|_| !self.rules.unordered && !replay);
+        if !of.breaker.is_closed() || full || self.stops(key, lane.is_some()) {
             return Whereabouts::Accounted;
         }
-        let lane = key.filter(|_| !self.rules.unordered && !replay);
         if self.waits_in_lane(lane, destination) || self.stands_behind_a_pause() {
             return Whereabouts::Accounted;
         }
@@ -62,7 +62,8 @@ impl Lanes {
             return Whereabouts::Accounted;
         };
         let of = &self.destinations[usize::from(entry.destination)];
-        if !of.breaker.is_closed() || self.is_paused(entry.key) || self.stands_behind_a_pause() {
+        let stops = self.stops(entry.key, entry.lane.is_some());
+        if !of.breaker.is_closed() || stops || self.stands_behind_a_pause() {
             return Whereabouts::Accounted;
         }
         let Some(id) = entry.lane else {

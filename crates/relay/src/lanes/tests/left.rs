@@ -1,6 +1,9 @@
 //! Lanes that an earlier owner left.
 
-use super::*;
+use super::{
+    spill::{left, routed},
+    *,
+};
 
 fn held(sequence: i64, key: u8) -> Fetched {
     Fetched { wait: Some(Wait::Held), ..row(sequence, key) }
@@ -22,4 +25,37 @@ fn a_survey_of_a_shard_that_was_handed_over_leaves_nothing_behind() {
         lanes.released(&release, Some(vec![held(4, 1)]), now());
     }
     assert!(dispatch(&mut lanes).is_empty(), "3 waits for its next attempt");
+}
+
+#[test]
+fn a_replay_goes_although_nobody_has_looked_at_the_parked_lane_of_its_key() {
+    let mut lanes = routed();
+    lanes.surveyed(0, &Blocked { waiting: false, parked: true, ..left("there", 1) }, true);
+    let again = || Fetched { wait: Some(Wait::Replay), ..row(50, 1) };
+    assert_eq!(lanes.offer(again(), Origin::Due, None, now()), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [50]);
+    lanes.published(vec![(50, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    // An operator's pause of its key stops it, and another's does not.
+    lanes.pause(&BTreeSet::from([Key(2)]), &BTreeSet::new(), now());
+    assert_eq!(lanes.offer(again(), Origin::Due, None, now()), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [50]);
+    lanes.published(vec![(50, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    lanes.pause(&BTreeSet::from([Key(1)]), &BTreeSet::new(), now());
+    assert_eq!(lanes.offer(again(), Origin::Due, None, now()), Offered::Held);
+}
+
+/// The attempt of a replay is recorded first when a relay may have died of it.
+#[test]
+fn a_suspect_replay_goes_although_its_key_is_in_doubt_and_another_one_is_paused() {
+    let mut lanes = routed();
+    lanes.open_shard(0, Some(60));
+    lanes.surveyed(0, &Blocked { waiting: false, parked: true, ..left("there", 1) }, true);
+    lanes.pause(&BTreeSet::from([Key(2)]), &BTreeSet::new(), now());
+    let again = Fetched { wait: Some(Wait::Replay), attempts: 1, ..row(50, 1) };
+    assert_eq!(lanes.offer(again, Origin::Due, None, now()), Offered::Accepted);
+    assert!(dispatch(&mut lanes).is_empty());
+    assert!(matches!(settle(&mut lanes)[..], [(50, Verdict::Suspect { .. })]));
+    assert_eq!(dispatch(&mut lanes), [50]);
 }

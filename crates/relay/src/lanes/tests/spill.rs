@@ -135,7 +135,7 @@ fn a_lane_that_went_on_before_the_answer_came_is_asked_for_again_at_once() {
 }
 
 /// Two destinations, of which the first gets all; memory for one lane.
-fn routed() -> Lanes {
+pub(super) fn routed() -> Lanes {
     let to = |name: &str| DestinationRules { name: name.to_owned(), together: false };
     let mut lanes = Lanes::new(Rules {
         destinations: vec![to("there"), to("elsewhere")],
@@ -147,12 +147,12 @@ fn routed() -> Lanes {
     lanes
 }
 
-fn left(destination: &str, key: i64) -> Blocked {
+pub(super) fn left(destination: &str, key: i64) -> Blocked {
     Blocked { destination: destination.to_owned(), ..blocked(key, true, false) }
 }
 
 /// Returns the rows of each lane that is looked at.
-fn look(lanes: &mut Lanes, rows: &[(&str, Fetched)]) -> Vec<String> {
+pub(super) fn look(lanes: &mut Lanes, rows: &[(&str, Fetched)]) -> Vec<String> {
     let mut seen = Vec::new();
     while let Some(look) = lanes.next_look() {
         let of = |(at, row): &&(&str, Fetched)| {

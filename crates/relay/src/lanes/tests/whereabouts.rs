@@ -84,3 +84,17 @@ fn a_destination_with_enough_to_do_explains_what_is_not_read() {
     lanes.offer(real(11, 11), Origin::Cold, None, now());
     assert_eq!(place(&lanes, 77, 77), Whereabouts::Accounted);
 }
+
+/// Nobody postpones it: if it does not go, that is a stall.
+#[test]
+fn a_replay_does_not_wait_for_a_doubt_about_the_lanes_of_its_key() {
+    let mut lanes = super::spill::routed();
+    let key = envelope(1, 1).event.key().unwrap();
+    lanes.surveyed(0, &blocked(key.0, false, true), true);
+    assert!(lanes.in_doubt(key));
+    assert_eq!(place(&lanes, 1, 1), Whereabouts::Accounted);
+    let replay = EventRecord { wait: Some(Wait::Replay), ..record(1, 1) };
+    assert_eq!(lanes.whereabouts(&replay, 10), UNREAD);
+    lanes.offer(Fetched { wait: Some(Wait::Replay), ..real(1, 1) }, Origin::Due, None, now());
+    assert_eq!(lanes.whereabouts(&replay, 10), Whereabouts::InLine(0));
+}
