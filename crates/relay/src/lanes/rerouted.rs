@@ -66,8 +66,10 @@ struct Walk {
     stays: BTreeMap<u16, Stays>,
     /// Where events were written to.
     moved_to: BTreeSet<u16>,
-    /// A dead event would go elsewhere.
-    dead_elsewhere: bool,
+    /// The lanes of dead events that would go elsewhere.
+    dead_elsewhere: BTreeSet<u16>,
+    /// What is in the way may be gone since it was seen.
+    again: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -125,10 +127,14 @@ impl Lanes {
     /// Something of this key was met. `again`: what was in the way may be gone.
     pub(super) fn look_at(&mut self, key: Key, again: bool) {
         let Some(doubt) = self.doubts.get_mut(&key) else { return };
-        match doubt.state {
+        match &mut doubt.state {
             Looked::Untouched => {}
             Looked::Stands if again => {}
-            Looked::Stands | Looked::Looking(_) => return,
+            Looked::Stands => return,
+            Looked::Looking(walk) => {
+                walk.again |= again;
+                return;
+            }
         }
         doubt.state = Looked::Looking(Box::default());
         self.looks.push_back(key);
@@ -176,7 +182,9 @@ impl Lanes {
             let Some(walk) = self.walk(key) else { return };
             walk.after = wait.map(|wait| (wait, sequence)).or(walk.after);
             match wait {
-                Some(Wait::Parked) if to != from => walk.dead_elsewhere = true,
+                Some(Wait::Parked) if to != from => {
+                    walk.dead_elsewhere.insert(from);
+                }
                 _ if to != from => self.move_to(LaneId { destination: to, key }, &row),
                 Some(Wait::Parked) => walk.stays.entry(to).or_default().parked = true,
                 Some(Wait::Retry | Wait::Suspect) => {
@@ -264,13 +272,20 @@ impl Lanes {
             return;
         }
         let walk = std::mem::take(walk);
-        if walk.dead_elsewhere {
+        if !walk.dead_elsewhere.is_empty() {
             for to in walk.moved_to {
                 if !doubt.destinations.contains(&to) {
                     doubt.destinations.push(to);
                 }
             }
-            doubt.state = Looked::Stands;
+            let shard = doubt.shard;
+            if walk.again {
+                doubt.state = Looked::Looking(Box::default());
+                self.looks.push_back(key);
+            } else {
+                doubt.state = Looked::Stands;
+                self.park_in_doubt(key, shard, walk.dead_elsewhere);
+            }
             return;
         }
         let (shard, due) = (doubt.shard, doubt.due);
@@ -306,6 +321,17 @@ impl Lanes {
             ids.filter(|id| self.lanes.get(id).is_some_and(Lane::stands_released)).collect();
         for id in released {
             self.request_release(id);
+        }
+    }
+
+    /// The key stands because of dead events in these lanes. They are blocked in memory, also one that was
+    /// in the table only or seemed to be free, so that it is asked whether an operator has acted.
+    fn park_in_doubt(&mut self, key: Key, shard: u16, destinations: BTreeSet<u16>) {
+        for destination in destinations {
+            let id = LaneId { destination, key };
+            let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
+            lane.held = true;
+            self.set_lane(id, Stays { waiting: false, parked: true }, false);
         }
     }
 

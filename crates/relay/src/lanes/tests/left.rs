@@ -1,7 +1,7 @@
 //! Lanes that an earlier owner left.
 
 use super::{
-    spill::{left, routed},
+    spill::{left, look, routed},
     *,
 };
 
@@ -58,4 +58,51 @@ fn a_suspect_replay_goes_although_its_key_is_in_doubt_and_another_one_is_paused(
     assert!(dispatch(&mut lanes).is_empty());
     assert!(matches!(settle(&mut lanes)[..], [(50, Verdict::Suspect { .. })]));
     assert_eq!(dispatch(&mut lanes), [50]);
+}
+
+/// A dead event of key 2 goes to another destination than it went to when it died.
+fn parked(destination: &str) -> Blocked {
+    Blocked { waiting: false, parked: true, ..left(destination, 2) }
+}
+
+#[test]
+fn a_discard_while_a_lane_is_looked_at_is_not_lost() {
+    let mut lanes = routed();
+    lanes.surveyed(0, &parked("elsewhere"), true);
+    assert_eq!(lanes.offer(row(300, 2), Origin::Cold, None, now()), Offered::Held);
+    settle(&mut lanes);
+    let first = lanes.next_look().unwrap();
+    let dead = Fetched { wait: Some(Wait::Parked), ..row(200, 2) };
+    lanes.looked(&first, Some(vec![dead]));
+    // An operator discards it now.
+    let asked = lanes.blocked_lanes(100);
+    let read = lanes.read_began();
+    lanes.reconcile(read, Some(&asked), &[]);
+    lanes.read_merged(read);
+    look(&mut lanes, &[]);
+    for release in lanes.next_releases().iter().filter(|release| release.destination == "there") {
+        lanes.released(release, Some(vec![held(300, 2)]), now());
+    }
+    assert_eq!(dispatch(&mut lanes), [300]);
+}
+
+/// Otherwise nobody asks whether an operator has acted.
+#[test]
+fn a_dead_event_that_a_look_has_found_in_a_lane_that_is_in_the_table_only_is_asked_for() {
+    let mut lanes = routed();
+    lanes.surveyed(0, &left("of the past", 2), true);
+    assert!(lanes.surveyed(0, &parked("elsewhere"), true), "it stays in the table");
+    assert_eq!(lanes.offer(row(300, 2), Origin::Cold, None, now()), Offered::Held);
+    settle(&mut lanes);
+    let dead = Fetched { wait: Some(Wait::Parked), ..row(200, 2) };
+    let seen = look(&mut lanes, &[("elsewhere", dead)]);
+    assert!(seen.contains(&"elsewhere".to_owned()));
+    let asked = lanes.blocked_lanes(100);
+    assert!(asked.iter().any(|lane| lane.destination == "elsewhere"), "{asked:?}");
+    // An operator discards it.
+    let read = lanes.read_began();
+    lanes.reconcile(read, Some(&asked), &[]);
+    lanes.read_merged(read);
+    look(&mut lanes, &[]);
+    assert!(!lanes.in_doubt(Key(2)));
 }
