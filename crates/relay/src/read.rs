@@ -212,6 +212,10 @@ impl Driver {
     }
 
     pub(crate) fn release(&mut self) {
+        if self.surveys_taken() {
+            // A lane of the same key that had another name may not be known yet.
+            return;
+        }
         while self.releasing < RELEASES {
             let Some(bytes) = self.lanes.budget().small_page() else { return };
             let Some(release) = self.lanes.next_release() else { return };

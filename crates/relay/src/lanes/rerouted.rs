@@ -96,6 +96,7 @@ impl Lanes {
         if self.rules.global || (self.rules.route.is_none() && id.destination == 0) {
             return;
         }
+        let new = !self.in_doubt(id.key);
         let doubt = self.doubts.entry(id.key).or_insert_with(|| Doubt {
             shard,
             destinations: Vec::new(),
@@ -104,6 +105,20 @@ impl Lanes {
         });
         if !doubt.destinations.contains(&id.destination) {
             doubt.destinations.push(id.destination);
+        }
+        if new {
+            self.give_up_releases(id.key);
+        }
+    }
+
+    /// The lanes of this key are read back after the look: what a read that is under way brings may lie behind
+    /// events that the look moves.
+    fn give_up_releases(&mut self, key: Key) {
+        for id in self.lanes_of(key) {
+            if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.stands_released()) {
+                (lane.reading, lane.again) = (None, true);
+                self.look_at(key, false);
+            }
         }
     }
 

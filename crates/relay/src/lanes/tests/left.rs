@@ -106,3 +106,40 @@ fn a_dead_event_that_a_look_has_found_in_a_lane_that_is_in_the_table_only_is_ask
     look(&mut lanes, &[]);
     assert!(!lanes.in_doubt(Key(2)));
 }
+
+/// A destination had another name for a while, and an earlier look was interrupted.
+#[test]
+fn a_release_that_began_before_a_look_moved_events_is_not_taken() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.surveyed(0, &blocked(1, false, false), true);
+    let before = lanes.next_releases();
+    assert_eq!(before.len(), 1);
+    lanes.surveyed(0, &Blocked { waiting: false, ..left("was there", 1) }, true);
+    assert!(lanes.next_releases().is_empty(), "its other lane was not looked at");
+    while let Some(look) = lanes.next_look() {
+        let page = if look.after.is_none() { vec![held(2, 1)] } else { Vec::new() };
+        lanes.looked(&look, Some(page));
+        settle(&mut lanes);
+    }
+    lanes.released(&before[0], Some(vec![held(102, 1)]), now());
+    assert!(dispatch(&mut lanes).is_empty(), "2 is held in the same lane");
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(vec![held(2, 1), held(102, 1)]), now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+#[test]
+fn a_release_that_is_wanted_waits_while_its_key_is_in_doubt() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.surveyed(0, &blocked(1, false, false), true);
+    lanes.surveyed(0, &Blocked { waiting: false, ..left("was there", 1) }, true);
+    assert!(lanes.next_releases().is_empty(), "its other lane was not looked at");
+}
+
+#[test]
+fn a_lane_that_is_read_back_does_not_wait_until_something_of_its_parked_other_lane_comes() {
+    let mut lanes = open(OnDead::Park);
+    lanes.surveyed(0, &blocked(2, false, false), true);
+    lanes.surveyed(0, &parked("was there"), true);
+    assert!(lanes.next_releases().is_empty() && lanes.next_look().is_some());
+}
