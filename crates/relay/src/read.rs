@@ -284,11 +284,15 @@ impl Driver {
             return;
         }
         self.reconciling = true;
-        self.reconcile_at = now
-            + match self.config.ordering {
-                RelayOrdering::Global => self.config.idle_interval,
-                _ => self.config.heartbeat,
-            };
+        // Those that are asked for before their turn do not put off that of the others.
+        let in_turn = forgets || now >= self.reconcile_at;
+        if in_turn {
+            self.reconcile_at = now
+                + match self.config.ordering {
+                    RelayOrdering::Global => self.config.idle_interval,
+                    _ => self.config.heartbeat,
+                };
+        }
         let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
         let read = self.lanes.read_began();
         if self.config.ordering == RelayOrdering::Global {
@@ -300,7 +304,12 @@ impl Driver {
             });
             return;
         }
-        let lanes = self.lanes.blocked_lanes(LANES);
+        let lanes =
+            if in_turn { self.lanes.blocked_lanes(LANES) } else { self.lanes.unsure_lanes(LANES) };
+        if lanes.is_empty() {
+            self.reconciling = false;
+            return self.lanes.read_merged(read);
+        }
         self.tasks.spawn(async move {
             let blocked = within(deadline, store.still_blocked(&lanes)).await;
             Done::Reconciled { read, asked: Some(lanes), blocked }
@@ -315,7 +324,6 @@ impl Driver {
         now: Instant,
     ) {
         self.reconciling = false;
-        self.lanes.asked();
         match blocked {
             Ok(blocked) => {
                 self.lanes.reconcile(read, asked, &blocked);

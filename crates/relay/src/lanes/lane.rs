@@ -61,6 +61,8 @@ pub(super) struct Lane {
     pub(super) held_from: u64,
     /// What blocks it fell due while its key was looked at, and is about to be read again.
     pub(super) due: bool,
+    /// It is among those that are asked for soon.
+    pub(super) unsure: bool,
 }
 
 impl Lane {
@@ -78,6 +80,7 @@ impl Lane {
             written: None,
             held_from: 0,
             due: false,
+            unsure: false,
         }
     }
 
@@ -96,6 +99,11 @@ impl Lane {
     /// An event of it that is in the table is in the way of all others.
     pub(super) fn is_blocked(&self) -> bool {
         matches!(self.block, Block::Waiting | Block::Parked)
+    }
+
+    /// The table alone knows whether it is still blocked.
+    pub(super) fn can_be_asked_for(&self) -> bool {
+        self.is_blocked() && !self.busy()
     }
 
     /// Its held followers are read back, and nothing of it is in memory.

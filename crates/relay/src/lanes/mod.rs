@@ -299,13 +299,12 @@ pub struct Lanes {
     due_again: bool,
     /// How many of the blocked lanes were asked for since all of them were.
     asked_for: usize,
-    /// What blocked a lane may be gone from the table.
-    freed: bool,
     /// Lanes may be blocked in the table that are not in memory.
     spilled: bool,
     /// Among these are lanes that an earlier owner left: nobody has looked at them.
     unlooked: bool,
-    /// Blocked by what the table said while they were not in memory: they may have gone on since.
+    /// Lanes that are blocked, and what blocks them may be gone from the table: whether it is there is asked
+    /// soon.
     unsure: VecDeque<LaneId>,
     /// Keys of which nothing is handed over, each since when.
     paused_keys: BTreeMap<Key, Instant>,
@@ -363,7 +362,6 @@ impl Lanes {
             moving: IntMap::default(),
             due_again: false,
             asked_for: 0,
-            freed: false,
             spilled: false,
             unlooked: false,
             unsure: VecDeque::new(),

@@ -182,8 +182,8 @@ impl Lanes {
         let pending = Pending { sequence, content, wait };
         match (gate, lane_id) {
             // The mark of an operator stays until the lane is looked at.
-            (Gate::Postpone, Some(_)) if pending.wait == Some(Wait::Held) => {
-                self.freed = true;
+            (Gate::Postpone, Some(id)) if pending.wait == Some(Wait::Held) => {
+                self.ask_for(id);
                 Offered::Ignored
             }
             (Gate::Postpone, _) => self.put_off(entry, sequence, now),
@@ -239,7 +239,7 @@ impl Lanes {
             }
             // That may be long ago, and another event have blocked it since: the table knows.
             Block::Waiting | Block::Parked if freed => {
-                self.freed = true;
+                self.ask_for(id);
                 return Offered::Ignored;
             }
             Block::Open if freed => {

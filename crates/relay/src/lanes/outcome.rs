@@ -191,6 +191,7 @@ impl Lanes {
         lane.held |= lane.block == Block::Releasing;
         lane.block = block;
         lane.written = None;
+        lane.held_from = 0;
         lane.due = false;
         if self.rules.global {
             return;

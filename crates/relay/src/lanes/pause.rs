@@ -138,7 +138,7 @@ impl Lanes {
         let marked = origin == Origin::Due && wait == Some(Wait::Held);
         if marked && lane.is_blocked() {
             // Perhaps of an earlier discard: the table knows whether anything blocks the lane.
-            self.freed = true;
+            self.ask_for(id);
             return Offered::Ignored;
         }
         let was_in_the_way =

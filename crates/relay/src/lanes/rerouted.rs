@@ -361,8 +361,8 @@ impl Lanes {
             (false, false) => Block::Releasing,
         };
         lane.due = due && lane.block == Block::Waiting;
-        if lane.is_blocked() && self.spilled {
-            self.unsure.push_back(id);
+        if self.spilled {
+            self.ask_for(id);
         }
     }
 

@@ -105,9 +105,14 @@ impl Lanes {
             return;
         };
         lane.holds -= 1;
+        let first = lane.held_from == 0 && lane.written.is_some_and(|written| written < next);
         lane.held_from = next;
         if lane.stands_released() {
             self.request_release(id);
+        } else if first {
+            // It came since the lane was blocked. If what blocks the lane was removed or delivered before this
+            // one was held, nothing was set free that could tell.
+            self.ask_for(id);
         }
     }
 

@@ -164,30 +164,60 @@ impl Lanes {
     }
 
     /// Lanes that an event in the table blocks, for those who ask whether it is still there: at most
-    /// `most`, others with each call.
+    /// `most`, those first that may not be blocked any more, and others with each call.
     pub fn blocked_lanes(&mut self, most: usize) -> Vec<LaneKey> {
-        if !self.unsure.is_empty() {
-            return self.unsure_lanes(most);
-        }
-        let blocked = self.lanes.iter().filter(|(_, lane)| lane.is_blocked() && !lane.busy());
-        let lanes: Vec<LaneKey> = blocked
-            .skip(self.asked_for)
-            .take(most)
-            .map(|(id, _)| LaneKey { key: id.key, destination: self.name_of(id.destination) })
-            .collect();
-        self.asked_for = if lanes.len() < most { 0 } else { self.asked_for + most };
+        let mut lanes = self.unsure_lanes(most);
+        let room = most - lanes.len();
+        let blocked = self.lanes.iter().filter(|(_, lane)| lane.can_be_asked_for());
+        let others = blocked.skip(self.asked_for).take(room).map(|(id, _)| self.lane_key(*id));
+        lanes.extend(others);
+        self.asked_for = if lanes.len() < most { 0 } else { self.asked_for + room };
         lanes
     }
 
-    /// Something was found that an operator sets free together with a blocked lane: whether that is
-    /// still blocked is to be asked.
-    pub fn asks(&self) -> bool {
-        (self.freed || !self.unsure.is_empty()) && self.blocked()
+    /// Of the blocked lanes, at most `most` that may not be blocked in the table any more.
+    pub fn unsure_lanes(&mut self, most: usize) -> Vec<LaneKey> {
+        let mut unsure = Vec::new();
+        while unsure.len() < most
+            && let Some(id) = self.unsure.pop_front()
+        {
+            // What is under way in a lane tells by itself how it goes on.
+            if let Some(lane) = self.lanes.get_mut(&id)
+                && std::mem::take(&mut lane.unsure)
+                && lane.can_be_asked_for()
+            {
+                unsure.push(self.lane_key(id));
+            }
+        }
+        unsure
     }
 
-    /// It was asked, with or without an answer.
-    pub fn asked(&mut self) {
-        self.freed = false;
+    /// If this lane is blocked, it may not be so in the table any more: that is asked soon.
+    pub(super) fn ask_for(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id)
+            && lane.is_blocked()
+            && !lane.unsure
+        {
+            lane.unsure = true;
+            self.unsure.push_back(id);
+        }
+    }
+
+    /// Whether lanes are still blocked is to be asked before their turn.
+    pub fn asks(&self) -> bool {
+        !self.unsure.is_empty() && self.blocked()
+    }
+
+    /// It was asked whether these are blocked, and there was no answer.
+    pub fn ask_again(&mut self, lanes: &[LaneKey]) {
+        for lane in lanes {
+            let destination = self.destination_of(&lane.destination);
+            self.ask_for(LaneId { destination, key: lane.key });
+        }
+    }
+
+    fn lane_key(&self, id: LaneId) -> LaneKey {
+        LaneKey { key: id.key, destination: self.name_of(id.destination) }
     }
 
     /// The one lane of `global` is blocked: what blocks it must be read back even if what waits behind

@@ -67,11 +67,8 @@ impl Lanes {
         // What is in memory and not in doubt was let in when all lanes of its key were known.
         let doubt = self.unlooked && (self.in_doubt(blocked.key) || !self.has_key(blocked.key));
         let new = self.block_as_left(shard, blocked, doubt);
-        if let Some(id) = new
-            && self.spilled
-            && self.lanes.get(&id).is_some_and(Lane::is_blocked)
-        {
-            self.unsure.push_back(id);
+        if let Some(id) = new.filter(|_| self.spilled) {
+            self.ask_for(id);
         }
     }
 
@@ -109,26 +106,6 @@ impl Lanes {
         let forgot = self.lanes.len() < before;
         self.spilled |= forgot;
         forgot
-    }
-
-    /// Lanes that may have gone on before they were blocked here: whether they are blocked is asked again,
-    /// now that they are in memory.
-    pub(super) fn unsure_lanes(&mut self, most: usize) -> Vec<LaneKey> {
-        let count = self.unsure.len().min(most);
-        let unsure: Vec<LaneId> = self.unsure.drain(..count).collect();
-        let name = |id: LaneId| LaneKey { key: id.key, destination: self.name_of(id.destination) };
-        unsure.into_iter().map(name).collect()
-    }
-
-    /// It was asked whether these are blocked, and there was no answer.
-    pub fn ask_again(&mut self, lanes: &[LaneKey]) {
-        if !self.spilled {
-            return;
-        }
-        for lane in lanes {
-            let destination = self.destination_of(&lane.destination);
-            self.unsure.push_back(LaneId { destination, key: lane.key });
-        }
     }
 
     /// Of the lanes that these rows would enter, those that are not in memory: the table must be asked about

@@ -6,7 +6,10 @@ use std::{
     time::Instant,
 };
 
-use posthaste_core::{Event, store::Blocked};
+use posthaste_core::{
+    Event,
+    store::{Blocked, LaneKey},
+};
 use proptest::prelude::*;
 
 use posthaste_core::{
@@ -209,7 +212,8 @@ fn a_parked_lane_waits_until_an_operator_sets_its_first_follower_free() {
     assert_eq!(lanes.offer(nudge.clone(), Origin::Due, None, now()), Offered::Ignored);
     assert!(lanes.asks(), "the table knows what blocks the lane");
     assert!(!lanes.is_idle());
-    lanes.asked();
+    assert_eq!(lanes.unsure_lanes(100).len(), 1);
+    assert!(!lanes.asks());
     let read = lanes.read_began();
     let parked = blocked(1, false, true);
     lanes.reconcile(read, None, &[parked]);

@@ -123,7 +123,7 @@ fn a_lane_that_went_on_before_the_answer_came_is_asked_for_again_at_once() {
     assert!(!lanes.asks());
     lanes.block_again(0, &blocked(lane.key.0, true, false));
     assert!(lanes.asks());
-    let asked = lanes.blocked_lanes(100);
+    let asked = lanes.unsure_lanes(100);
     assert_eq!(asked, std::slice::from_ref(lane));
     let held = Fetched { key: Some(lane.key), ..row(300, 1) };
     assert_eq!(lanes.offer(held, Origin::Cold, None, now()), Offered::Held);
@@ -233,4 +233,75 @@ fn a_key_that_is_in_memory_is_not_looked_at_again() {
     lanes.block_again(0, &left("elsewhere", 3));
     assert!(!lanes.in_doubt(Key(3)));
     assert_eq!(dispatch(&mut lanes), [300]);
+}
+
+/// The mark of what was delivered may not be written yet when the table says that its lane is blocked.
+#[test]
+fn a_lane_blocked_by_what_was_just_delivered_is_asked_for_once_that_is_written() {
+    let mut lanes = failed(20, 8);
+    forget(&mut lanes, 20);
+    let gone =
+        |key: &u8| !lanes.lanes.contains_key(&LaneId { destination: 0, key: Key(i64::from(*key)) });
+    let key = (1..=20).find(gone).unwrap();
+    let head = i64::from(key);
+    lanes.offer(due(head, key), Origin::Due, None, now());
+    dispatch(&mut lanes);
+    lanes.published(vec![(head, Outcome::Delivered)], now());
+    let sent = lanes.next_settlements(100); // under way
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(Vec::new()), now());
+    lanes.block_again(0, &blocked(head, true, false)); // as the table was before
+    assert_eq!(lanes.offer(row(300, key), Origin::Cold, None, now()), Offered::Held);
+    let asked = lanes.unsure_lanes(100);
+    assert_eq!(asked.len(), 1);
+    let read = lanes.read_began();
+    lanes.reconcile(read, Some(&asked), &[blocked(head, true, false)]);
+    lanes.read_merged(read);
+    assert!(!lanes.asks());
+    lanes.settled(sent.iter().map(|one| one.settlement.sequence), now());
+    settle(&mut lanes);
+    assert!(lanes.asks());
+    let asked = lanes.unsure_lanes(100);
+    let read = lanes.read_began();
+    lanes.reconcile(read, Some(&asked), &[]);
+    lanes.read_merged(read);
+    assert_eq!(lanes.next_releases().len(), 1, "it goes on, with what was held");
+}
+
+/// Nothing was held when an operator removed what blocks the lane, so nothing was set free that could tell.
+#[test]
+fn a_lane_is_asked_for_once_its_first_follower_is_held() {
+    let mut lanes = failed(20, 100);
+    let read = lanes.read_began();
+    assert_eq!(lanes.offer(row(300, 7), Origin::Cold, None, now()), Offered::Held);
+    lanes.read_merged(read);
+    assert!(!lanes.asks(), "an operator who acts now finds nothing held");
+    settle(&mut lanes);
+    let key = |lanes: Vec<LaneKey>| lanes.iter().map(|lane| lane.key.0).collect::<Vec<_>>();
+    assert_eq!(key(lanes.unsure_lanes(100)), [7]);
+    assert_eq!(lanes.offer(row(301, 7), Origin::Cold, None, now()), Offered::Held);
+    settle(&mut lanes);
+    assert!(!lanes.asks(), "whoever acts from here on sets the first one free");
+}
+
+/// There may be more blocked lanes than one question can name.
+#[test]
+fn the_lane_that_an_operator_set_free_is_asked_for_first_and_the_others_still_have_their_turn() {
+    let mut lanes = failed(20, 100);
+    let all = |lanes: &mut Lanes, most| -> BTreeSet<i64> {
+        lanes.blocked_lanes(most).iter().map(|lane| lane.key.0).collect()
+    };
+    let first = all(&mut lanes, 10);
+    let key = (1..=20).find(|key| first.contains(&i64::from(*key))).unwrap();
+    let freed = Fetched { wait: Some(Wait::Held), ..row(300, key) };
+    for _ in 0..3 {
+        assert_eq!(lanes.offer(freed.clone(), Origin::Due, None, now()), Offered::Ignored);
+    }
+    assert!(lanes.asks());
+    let second = all(&mut lanes, 10);
+    assert!(second.contains(&i64::from(key)) && second.len() == 10, "{second:?}");
+    assert!(!lanes.asks());
+    let third = all(&mut lanes, 10);
+    let seen: BTreeSet<i64> = first.into_iter().chain(second).chain(third).collect();
+    assert_eq!(seen.len(), 20);
 }
