@@ -279,13 +279,13 @@ impl Driver {
         if self.reconciling || !self.lanes.blocked() {
             return;
         }
+        let (in_turn, asks) = (now >= self.reconcile_at, self.lanes.asks());
         let forgets = self.lanes.is_crowded() && now >= self.forget_at;
-        if now < self.reconcile_at && !self.lanes.asks() && !forgets {
+        if !in_turn && !asks && !forgets {
             return;
         }
         self.reconciling = true;
         // Those that are asked for before their turn do not put off that of the others.
-        let in_turn = forgets || now >= self.reconcile_at;
         if in_turn {
             self.reconcile_at = now
                 + match self.config.ordering {
@@ -304,8 +304,14 @@ impl Driver {
             });
             return;
         }
-        let lanes =
-            if in_turn { self.lanes.blocked_lanes(LANES) } else { self.lanes.unsure_lanes(LANES) };
+        let most = if in_turn { LANES / 2 } else { LANES };
+        let mut lanes = self.lanes.unsure_lanes(most);
+        if forgets {
+            lanes.extend(self.forgettable(read, most - lanes.len(), now));
+        }
+        if in_turn {
+            lanes.extend(self.lanes.blocked_lanes(LANES - lanes.len()));
+        }
         if lanes.is_empty() {
             self.reconciling = false;
             return self.lanes.read_merged(read);

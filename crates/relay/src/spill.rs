@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Instant};
 
-use posthaste_core::{Result, store::Blocked};
+use posthaste_core::{
+    Result,
+    store::{Blocked, LaneKey},
+};
 
 use crate::{
     driver::{Done, Driver},
@@ -13,8 +16,18 @@ use crate::{
 const RESURVEY: u32 = 6;
 
 impl Driver {
-    /// Forgets lanes that the table says are blocked, when there are too many. Where none can be forgotten,
-    /// others are asked for a little later.
+    /// Lanes that can be forgotten, when there are too many. To find them, all lanes are looked through: where
+    /// none can, that is not done again soon.
+    pub(crate) fn forgettable(&mut self, read: u64, most: usize, now: Instant) -> Vec<LaneKey> {
+        let lanes = self.lanes.forgettable_lanes(read, most);
+        if lanes.is_empty() && most > 0 {
+            self.forget_at = now + self.config.heartbeat;
+        }
+        lanes
+    }
+
+    /// Forgets lanes that the table says are blocked, when there are too many. With an answer that was full of
+    /// them there are more, otherwise others are asked for a little later.
     pub(crate) fn forget(&mut self, read: u64, blocked: &[Blocked], now: Instant) {
         if !self.lanes.is_crowded() {
             return;
@@ -23,7 +36,9 @@ impl Driver {
         if let Some(survey) = self.survey.as_mut().filter(|_| forgot) {
             survey.finds_all = false;
         }
-        self.forget_at = if forgot { now } else { now + self.config.busy_interval };
+        if !forgot || blocked.len() < LANES {
+            self.forget_at = self.forget_at.max(now + self.config.busy_interval);
+        }
     }
 
     /// Few blocked lanes are left in memory: perhaps all of them have room there again.

@@ -216,7 +216,7 @@ impl Lanes {
         }
     }
 
-    fn lane_key(&self, id: LaneId) -> LaneKey {
+    pub(super) fn lane_key(&self, id: LaneId) -> LaneKey {
         LaneKey { key: id.key, destination: self.name_of(id.destination) }
     }
 
@@ -239,33 +239,30 @@ impl Lanes {
     /// What a read of blocked lanes found, of these or of all. A lane that is blocked here and no longer
     /// in the table was freed by an operator: it goes on.
     pub fn reconcile(&mut self, read: u64, asked: Option<&[LaneKey]>, blocked: &[Blocked]) {
-        let asked: Option<BTreeSet<LaneId>> = asked.map(|asked| {
-            let lane = |lane: &LaneKey| LaneId {
-                destination: self.destination_of(&lane.destination),
-                key: lane.key,
-            };
-            asked.iter().map(lane).collect()
-        });
+        // There may be many more lanes than were asked for.
+        let asked: Vec<LaneId> = match asked {
+            Some(asked) => {
+                let lane = |lane: &LaneKey| LaneId {
+                    destination: self.destination_of(&lane.destination),
+                    key: lane.key,
+                };
+                asked.iter().map(lane).collect()
+            }
+            None => self.lanes.keys().copied().collect(),
+        };
         let still: BTreeSet<LaneId> = blocked
             .iter()
             .filter(|lane| lane.waiting || lane.parked)
             .map(|lane| self.blocked_lane(lane))
             .collect();
-        let freed: Vec<LaneId> = self
-            .lanes
-            .iter()
-            .filter(|(id, lane)| {
-                lane.is_blocked()
-                    && !lane.busy()
-                    && lane.written.is_some_and(|from| from <= read)
-                    && !still.contains(id)
-                    && asked.as_ref().is_none_or(|asked| asked.contains(id))
-            })
-            .map(|(id, _)| *id)
-            .collect();
-        for id in freed {
-            self.lane_done(id);
-            self.look_at(id.key, true);
+        for id in asked {
+            let freed = |lane: &Lane| {
+                lane.can_be_asked_for() && lane.written.is_some_and(|from| from <= read)
+            };
+            if !still.contains(&id) && self.lanes.get(&id).is_some_and(freed) {
+                self.lane_done(id);
+                self.look_at(id.key, true);
+            }
         }
     }
 }

@@ -108,6 +108,14 @@ impl Lanes {
         forgot
     }
 
+    /// Lanes that could be forgotten if the answer to this read says that they are blocked, at most `most`.
+    pub fn forgettable_lanes(&self, read: u64, most: usize) -> Vec<LaneKey> {
+        let can_go =
+            |id: &LaneId, lane: &Lane| lane.is_in_the_table(read) && !self.is_paused(Some(id.key));
+        let lanes = self.lanes.iter().filter(|(id, lane)| can_go(id, lane)).take(most);
+        lanes.map(|(id, _)| self.lane_key(*id)).collect()
+    }
+
     /// Of the lanes that these rows would enter, those that are not in memory: the table must be asked about
     /// them. What blocks a lane itself needs no question. Where nobody has looked at what an earlier owner left,
     /// an event of a key that is not in memory may belong behind one that waits at another destination: then it

@@ -305,3 +305,36 @@ fn the_lane_that_an_operator_set_free_is_asked_for_first_and_the_others_still_ha
     let seen: BTreeSet<i64> = first.into_iter().chain(second).chain(third).collect();
     assert_eq!(seen.len(), 20);
 }
+
+/// Of others it would be asked again and again, for nothing.
+#[test]
+fn only_lanes_that_can_be_forgotten_are_asked_for_when_there_are_too_many() {
+    let mut lanes = failed(20, 4);
+    lanes.offer(due(1, 1), Origin::Due, None, now());
+    lanes.pause(&BTreeSet::from([Key(2)]), &BTreeSet::new(), now());
+    lanes.offer(row(300, 3), Origin::Cold, None, now());
+    assert!(lanes.is_crowded());
+    let read = lanes.read_began();
+    let asked = lanes.forgettable_lanes(read, 100);
+    let keys: BTreeSet<i64> = asked.iter().map(|lane| lane.key.0).collect();
+    assert_eq!(keys, (4..=20).collect(), "in line, paused, and with a hold under way");
+    assert_eq!(lanes.forgettable_lanes(read, 5).len(), 5);
+
+    let mut lanes = routed();
+    for key in 1..=3 {
+        lanes.surveyed(0, &left("of the past", key), true);
+    }
+    let read = lanes.read_began();
+    assert!(lanes.is_crowded() && lanes.forgettable_lanes(read, 100).is_empty(), "in doubt");
+}
+
+/// An answer says nothing of lanes that it was not asked for.
+#[test]
+fn an_answer_frees_only_lanes_that_were_asked_for() {
+    let mut lanes = failed(20, 100);
+    let asked = lanes.blocked_lanes(5);
+    let read = lanes.read_began();
+    lanes.reconcile(read, Some(&asked), &[]);
+    lanes.read_merged(read);
+    assert_eq!(lanes.lanes.values().filter(|lane| lane.is_blocked()).count(), 15);
+}
