@@ -295,6 +295,8 @@ pub struct Lanes {
     looks: VecDeque<Key>,
     /// Events that are being written to the lane where they belong now.
     moving: IntMap<i64, Entry>,
+    /// Suspects that were written so, with their shards: the table says only that they are held.
+    moved_suspects: IntMap<i64, u16>,
     /// A key goes on of which something fell due meanwhile.
     due_again: bool,
     /// How many of the blocked lanes were asked for since all of them were.
@@ -360,6 +362,7 @@ impl Lanes {
             doubts: IntMap::default(),
             looks: VecDeque::new(),
             moving: IntMap::default(),
+            moved_suspects: IntMap::default(),
             due_again: false,
             asked_for: 0,
             spilled: false,

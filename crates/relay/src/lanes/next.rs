@@ -241,6 +241,7 @@ impl Lanes {
                 if alone || entry.replay { Recorded::Attempt } else { Recorded::Suspect };
             entry.attempts += entry.recorded.attempts();
             entry.state = State::Settling(Then::Dispatch);
+            self.moved_suspects.remove(&sequence);
             let verdict = Verdict::Suspect {
                 destination: self.destinations[usize::from(entry.destination)].rules.name.clone(),
                 key: entry.lane.map(|lane| lane.key),

@@ -179,6 +179,8 @@ impl Lanes {
             }),
             state: State::Waiting,
         };
+        let moved = origin == Origin::Held && self.moved_suspects.contains_key(&sequence);
+        let wait = if moved { Some(Wait::Suspect) } else { wait };
         let pending = Pending { sequence, content, wait };
         match (gate, lane_id) {
             // The mark of an operator stays until the lane is looked at.

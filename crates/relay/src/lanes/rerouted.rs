@@ -14,6 +14,10 @@
 //!
 //! A relay that dies in between leaves the key with events in several lanes. Its next owner looks at all
 //! of them before anything goes, so it does not matter how far this one got.
+//!
+//! A suspect that is moved is remembered until its next attempt is on record in its new lane: it goes alone,
+//! and the attempt is counted before. An event that kills each of its relays ends dead though every one of
+//! them has other routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -243,6 +247,9 @@ impl Lanes {
             state: State::Settling(Then::Leave),
         };
         self.settlements.push_back(unsettled(row.sequence, &entry, verdict));
+        if row.wait == Some(Wait::Suspect) {
+            self.moved_suspects.insert(row.sequence, row.shard);
+        }
         self.moving.insert(row.sequence, entry);
         if let Some(walk) = self.walk(id.key) {
             walk.unwritten += 1;
@@ -385,5 +392,6 @@ impl Lanes {
     pub(super) fn forget_doubts(&mut self, shards: &BTreeSet<u16>) {
         self.doubts.retain(|_, doubt| !shards.contains(&doubt.shard));
         self.moving.retain(|_, entry| !shards.contains(&entry.shard));
+        self.moved_suspects.retain(|_, shard| !shards.contains(shard));
     }
 }

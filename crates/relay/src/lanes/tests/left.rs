@@ -143,3 +143,35 @@ fn a_lane_that_is_read_back_does_not_wait_until_something_of_its_parked_other_la
     lanes.surveyed(0, &parked("was there"), true);
     assert!(lanes.next_releases().is_empty() && lanes.next_look().is_some());
 }
+
+/// The look writes it as held in its new lane, and nothing in the table tells what it was.
+#[test]
+fn a_suspect_that_a_look_has_moved_goes_alone_and_its_attempt_is_counted_first() {
+    let mut lanes = routed();
+    lanes.open_shard(0, Some(250));
+    lanes.surveyed(0, &left("of the past", 2), true);
+    let suspect = Fetched { wait: Some(Wait::Suspect), ..row(200, 2) };
+    assert_eq!(lanes.offer(suspect.clone(), Origin::Due, None, now()), Offered::Ignored);
+    look(&mut lanes, &[("of the past", suspect), ("of the past", held(201, 2))]);
+    let release = lanes.next_releases().into_iter().find(|release| release.destination == "there");
+    lanes.released(&release.unwrap(), Some(vec![held(200, 2), held(201, 2)]), now());
+    // Others that may have killed the relay go in a group.
+    lanes.offer(row(240, 3), Origin::Cold, None, now());
+    lanes.offer(row(241, 4), Origin::Cold, None, now());
+    let mut alone = Vec::new();
+    for _ in 0..10 {
+        let sent = dispatch(&mut lanes);
+        if sent.contains(&200) {
+            alone = sent.clone();
+        }
+        let written = lanes.next_settlements(100);
+        for one in written.iter().filter(|one| one.settlement.sequence == 200) {
+            if matches!(one.settlement.verdict, Verdict::Suspect { .. }) {
+                assert_eq!(one.settlement.attempts, 1, "counted before it goes");
+            }
+        }
+        lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
+        lanes.published(sent.into_iter().map(|one| (one, Outcome::Delivered)).collect(), now());
+    }
+    assert_eq!(alone, [200]);
+}
