@@ -238,15 +238,7 @@ impl Driver {
         let mut shards = before.map_or_else(Vec::new, |survey| survey.shards);
         shards.extend(leases.iter().map(|lease| lease.held.shard));
         self.surveys += 1;
-        self.survey = Some(Survey {
-            number: self.surveys,
-            shards,
-            after: None,
-            asking: false,
-            not_before: self.clock.now(),
-            taken: true,
-            finds_all: false,
-        });
+        self.survey = Some(Survey::new(self.surveys, shards, true, self.clock.now()));
         // Global needs the rest before it can start; others may have left more.
         self.tick_now = true;
     }

@@ -233,6 +233,8 @@ pub(crate) struct Driver {
     pub(crate) rows_until: Instant,
     pub(crate) reconciling: bool,
     pub(crate) reconcile_at: Instant,
+    /// After a question about blocked lanes that failed: no other before then, for whatever reason.
+    pub(crate) reconcile_not_before: Instant,
     pub(crate) stopping: Option<Stopping>,
     pub(crate) breakers: Breakers,
     pub(crate) pauses: Pauses,
@@ -336,6 +338,7 @@ impl Driver {
             expired: None,
             reconciling: false,
             reconcile_at: now,
+            reconcile_not_before: now,
             stopping: None,
             breakers: Breakers::default(),
             pauses: Pauses::new(now),
@@ -417,8 +420,7 @@ impl Driver {
         self.settle();
         self.dispatch(now);
         self.fall_behind();
-        self.release();
-        self.look();
+        self.read_back();
         self.settle();
         if self.stopping.is_none() {
             self.survey(now);
@@ -599,6 +601,9 @@ impl Driver {
         }
         if self.stopping.is_none() && self.reads() {
             until = until.min(self.source.next_poll());
+        }
+        if self.stopping.is_none() && self.reconcile_not_before > now {
+            until = until.min(self.reconcile_not_before);
         }
         if self.stopping.is_none() && self.looks_beyond() {
             until = until.min(self.beyond_at);

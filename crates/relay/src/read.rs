@@ -16,7 +16,7 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, Release, backlog_limit},
+    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, ReadBack, Release, backlog_limit},
     settle::SETTLE_BATCHES,
     source::{NextRead, Room},
 };
@@ -31,7 +31,7 @@ const PROBE_PAGE: usize = 100;
 /// How many blocked lanes are asked about in one statement.
 pub(crate) const LANES: usize = 1_000;
 
-/// How many lanes, whoever's they are, one statement of a survey walks over.
+/// Most lanes, whoever's they are, that one statement of a survey walks over.
 const SURVEYED: usize = 5_000;
 
 /// Most lanes whose held events are read back at the same time: each brings a page.
@@ -211,60 +211,34 @@ impl Driver {
         self.offer_all(due, Origin::Due, None) + self.offer_all(delayed, Origin::Cold, None)
     }
 
-    pub(crate) fn release(&mut self) {
+    /// Reads held events back, and looks at lanes that an earlier owner left: a few lanes at a time.
+    pub(crate) fn read_back(&mut self) {
         if self.surveys_taken() {
-            // A lane of the same key that had another name may not be known yet.
+            // It may know of only some of a key's lanes yet, and another of them may come first.
             return;
         }
         while self.releasing < RELEASES {
-            let Some(bytes) = self.lanes.budget().small_page() else { return };
-            let Some(release) = self.lanes.next_release() else { return };
+            let Some(bytes) = self.lanes.budget().small_page() else { break };
+            let Some(next) = self.lanes.next_read_back() else { break };
             let reserved = self.lanes.budget().reserve(bytes);
             self.releasing += 1;
             let store = Arc::clone(&self.store);
             let deadline = self.config.deadline();
             self.tasks.spawn(async move {
-                let Release { lane, destination, .. } = &release;
                 let limit = Limit { rows: RELEASE_LIMIT, bytes };
-                let read = store.read_held(destination, lane.key, limit);
-                let rows = match within(deadline, read).await {
-                    Ok(rows) => Some(rows),
-                    Err(error) => {
-                        tracing::warn!(%error, "held events could not be read; trying again");
-                        tokio::time::sleep(RETRY_PAUSE).await;
-                        None
+                match next {
+                    ReadBack::Release(release) => {
+                        let Release { lane, destination, .. } = &release;
+                        let read = within(deadline, store.read_held(destination, lane.key, limit));
+                        let rows = or_pause(read.await, "held events could not be read").await;
+                        Done::Released { release, rows, reserved }
                     }
-                };
-                Done::Released { release, rows, reserved }
-            });
-        }
-    }
-
-    /// Looks at lanes that an earlier owner left. Reads of whole lanes: they share the limit of releases.
-    pub(crate) fn look(&mut self) {
-        if self.surveys_taken() {
-            // It may know of only some of a key's lanes yet.
-            return;
-        }
-        while self.releasing < RELEASES {
-            let Some(bytes) = self.lanes.budget().small_page() else { return };
-            let Some(look) = self.lanes.next_look() else { break };
-            self.releasing += 1;
-            let reserved = self.lanes.budget().reserve(bytes);
-            let store = Arc::clone(&self.store);
-            let deadline = self.config.deadline();
-            self.tasks.spawn(async move {
-                let limit = Limit { rows: RELEASE_LIMIT, bytes };
-                let read = store.read_lane(&look.lane, look.after, limit);
-                let rows = match within(deadline, read).await {
-                    Ok(rows) => Some(rows),
-                    Err(error) => {
-                        tracing::warn!(%error, "a lane could not be looked at; trying again");
-                        tokio::time::sleep(RETRY_PAUSE).await;
-                        None
+                    ReadBack::Look(look) => {
+                        let read = within(deadline, store.read_lane(&look.lane, look.after, limit));
+                        let rows = or_pause(read.await, "a lane could not be looked at").await;
+                        Done::Looked { look, rows, reserved }
                     }
-                };
-                Done::Looked { look, rows, reserved }
+                }
             });
         }
         if self.lanes.take_due_again() {
@@ -276,7 +250,7 @@ impl Driver {
     /// removed it when nothing was held behind it that could tell. Under `global` nothing is ever
     /// held, so it is asked more often.
     pub(crate) fn reconcile(&mut self, now: Instant) {
-        if self.reconciling || !self.lanes.blocked() {
+        if self.reconciling || now < self.reconcile_not_before || !self.lanes.blocked() {
             return;
         }
         let (in_turn, asks) = (now >= self.reconcile_at, self.lanes.asks());
@@ -337,7 +311,10 @@ impl Driver {
             }
             Err(error) => {
                 self.lanes.ask_again(asked.unwrap_or_default());
-                self.reconcile_at = now + RETRY_PAUSE;
+                self.reconcile_not_before = now + RETRY_PAUSE;
+                if asked.is_none() {
+                    self.reconcile_at = self.reconcile_not_before;
+                }
                 self.database_failed("looking at blocked lanes", &error);
                 if error.kind() == ErrorKind::Moved {
                     self.moved(&error);
@@ -358,9 +335,9 @@ impl Driver {
         survey.asking = true;
         let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
         let (shards, after) = (survey.shards.clone(), survey.after.clone());
-        let number = survey.number;
+        let (number, most) = (survey.number, survey.most);
         self.tasks.spawn(async move {
-            let read = store.read_blocked(&shards, after.as_ref(), SURVEYED);
+            let read = store.read_blocked(&shards, after.as_ref(), most);
             let page = within(deadline, read).await;
             Done::Surveyed { number, page }
         });
@@ -376,7 +353,7 @@ impl Driver {
         let page = match page {
             Ok(page) => page,
             Err(error) => {
-                survey.not_before = now + RETRY_PAUSE;
+                survey.failed(error.kind(), now);
                 self.database_failed("reading blocked lanes", &error);
                 if error.kind() == ErrorKind::Moved {
                     self.moved(&error);
@@ -384,7 +361,7 @@ impl Driver {
                 return;
             }
         };
-        survey.after = page.more;
+        survey.answered(page.more);
         for lane in &page.lanes {
             let shard = lane.key.shard(self.shards.total());
             let global = self.config.ordering == RelayOrdering::Global;
@@ -418,6 +395,38 @@ pub(crate) struct Survey {
     pub(crate) taken: bool,
     /// It began with all shards, and no blocked lane was left in the table since.
     pub(crate) finds_all: bool,
+    /// How many lanes, whoever's they are, its next statement walks over.
+    most: usize,
+}
+
+impl Survey {
+    /// One of shards that were taken just now, or of all.
+    pub(crate) fn new(number: u64, shards: Vec<u16>, taken: bool, now: Instant) -> Self {
+        Self {
+            number,
+            shards,
+            after: None,
+            asking: false,
+            not_before: now,
+            taken,
+            finds_all: !taken,
+            most: SURVEYED,
+        }
+    }
+
+    /// A page came: the next one may be larger again.
+    fn answered(&mut self, more: Option<LaneKey>) {
+        self.after = more;
+        self.most = (self.most * 2).min(SURVEYED);
+    }
+
+    /// A page did not come. If it was not ready in time, the next one is smaller.
+    fn failed(&mut self, why: ErrorKind, now: Instant) {
+        self.not_before = now + RETRY_PAUSE;
+        if why == ErrorKind::TimedOut {
+            self.most = (self.most / 2).max(1);
+        }
+    }
 }
 
 /// The answer of a store, or that there was none in time. Whatever was under way is given up: a
@@ -432,6 +441,18 @@ pub(crate) async fn within<T>(
             ErrorKind::TimedOut,
             format!("the database has not answered within {deadline:?}"),
         )),
+    }
+}
+
+/// What was read, or `None` after a pause.
+async fn or_pause<T>(answer: Result<T>, failed: &str) -> Option<T> {
+    match answer {
+        Ok(rows) => Some(rows),
+        Err(error) => {
+            tracing::warn!(%error, "{failed}; trying again");
+            tokio::time::sleep(RETRY_PAUSE).await;
+            None
+        }
     }
 }
 
@@ -471,4 +492,27 @@ async fn read_due(
         due.rows = rows;
     }
     Ok(due)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_survey_that_is_not_answered_in_time_asks_for_less() {
+        let now = Instant::now();
+        let mut survey = Survey::new(1, vec![0], true, now);
+        for _ in 0..20 {
+            survey.failed(ErrorKind::TimedOut, now);
+        }
+        assert_eq!((survey.most, survey.not_before), (1, now + RETRY_PAUSE));
+        survey.answered(None);
+        assert_eq!(survey.most, 2);
+        survey.failed(ErrorKind::State, now);
+        assert_eq!(survey.most, 2, "that says nothing of its size");
+        for _ in 0..20 {
+            survey.answered(None);
+        }
+        assert_eq!(survey.most, SURVEYED);
+    }
 }

@@ -52,15 +52,7 @@ impl Driver {
         }
         self.resurvey_at = now + self.config.heartbeat * RESURVEY;
         self.surveys += 1;
-        self.survey = Some(Survey {
-            number: self.surveys,
-            shards: self.shards.reading(),
-            after: None,
-            asking: false,
-            not_before: now,
-            taken: false,
-            finds_all: true,
-        });
+        self.survey = Some(Survey::new(self.surveys, self.shards.reading(), false, now));
     }
 
     /// Before a page is merged, the table is asked which of its lanes are blocked there and not in memory.

@@ -182,6 +182,15 @@ pub struct Release {
     read: u64,
 }
 
+/// A read of one lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadBack {
+    /// Its held followers.
+    Release(Release),
+    /// What an earlier owner left in it.
+    Look(Look),
+}
+
 /// A settlement on its way, with the claim that gives the right to it under row leases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unsettled {
@@ -289,6 +298,8 @@ pub struct Lanes {
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
     releases: VecDeque<LaneId>,
+    /// Whose turn the last read was: a look's, or a release's.
+    looks_first: bool,
     /// Keys with lanes that an earlier owner left, until these were looked at.
     doubts: IntMap<Key, Doubt>,
     /// Those whose next page is to be read.
@@ -359,6 +370,7 @@ impl Lanes {
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
             releases: VecDeque::new(),
+            looks_first: false,
             doubts: IntMap::default(),
             looks: VecDeque::new(),
             moving: IntMap::default(),

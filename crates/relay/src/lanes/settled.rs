@@ -5,7 +5,7 @@ use std::time::Instant;
 use posthaste_core::store::Fetched;
 
 use super::{
-    LaneId, Lanes, Origin, Release, State, Then, Unsettled,
+    LaneId, Lanes, Origin, ReadBack, Release, State, Then, Unsettled,
     lane::{Lane, Reading},
 };
 
@@ -135,6 +135,18 @@ impl Lanes {
         }
         lane.reading = Some(Reading::Wanted);
         self.releases.push_back(id);
+    }
+
+    /// What is to be read of lanes next: releases and looks take turns.
+    pub fn next_read_back(&mut self) -> Option<ReadBack> {
+        self.looks_first = !self.looks_first;
+        if self.looks_first
+            && let Some(look) = self.next_look()
+        {
+            return Some(ReadBack::Look(look));
+        }
+        let release = self.next_release().map(ReadBack::Release);
+        release.or_else(|| self.next_look().map(ReadBack::Look))
     }
 
     /// A lane whose held followers are to be read; it is due back in [`released`](Self::released).

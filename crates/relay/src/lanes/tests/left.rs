@@ -175,3 +175,17 @@ fn a_suspect_that_a_look_has_moved_goes_alone_and_its_attempt_is_counted_first()
     }
     assert_eq!(alone, [200]);
 }
+
+/// However many lanes are read back all the time.
+#[test]
+fn looks_and_releases_take_turns() {
+    let mut lanes = open(OnDead::Skip);
+    for key in 1..=4 {
+        lanes.surveyed(0, &blocked(key, false, false), true);
+        let past = Blocked { waiting: false, ..left("was there", 10 + key) };
+        lanes.surveyed(0, &past, true);
+    }
+    let reads: Vec<_> = std::iter::from_fn(|| lanes.next_read_back()).collect();
+    let looks: Vec<bool> = reads.iter().map(|read| matches!(read, ReadBack::Look(_))).collect();
+    assert_eq!(looks, [true, false].repeat(4));
+}
