@@ -42,7 +42,7 @@ use crate::{
     route::Routes,
     settle::Batch,
     shards::Shards,
-    source::{NextRead, Source},
+    source::{NextRead, Source, Take},
     stalls::{Looked, Stalls},
     tasks::Tasks,
 };
@@ -105,6 +105,7 @@ pub(crate) enum Done {
         read: u64,
         destination: u16,
         generation: u64,
+        take: Take,
         page: Result<Page>,
         reserved: Charge,
     },
@@ -512,9 +513,9 @@ impl Driver {
                     }
                 }
             }
-            Done::Behind { read, destination, generation, page, reserved } => {
+            Done::Behind { read, destination, generation, take, page, reserved } => {
                 drop(reserved);
-                self.read_behind(destination, generation, page, now);
+                self.read_behind(destination, generation, take, page, now);
                 self.lanes.read_merged(read);
             }
             Done::Released { release, rows, reserved } => {

@@ -16,9 +16,9 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Feed, Offered, Origin, RELEASE_LIMIT, ReadBack, Release, backlog_limit},
+    lanes::{Feed, Offered, Origin, Probed, RELEASE_LIMIT, ReadBack, Release, backlog_limit},
     settle::SETTLE_BATCHES,
-    source::{NextRead, Room},
+    source::{NextRead, Room, RoomBehind, Take},
 };
 
 /// Most events that are looked for when the one lane of `global` is blocked. It is one, unless others
@@ -87,9 +87,9 @@ impl Driver {
                     let due = read_due(&*store, &shards, after, limit, blocked);
                     Done::Due { read, due: within(deadline, due).await, reserved }
                 }
-                NextRead::Behind { destination, from, limit } => {
+                NextRead::Behind { destination, from, limit, take } => {
                     let page = within(deadline, store.read_on(&shards, &from, limit)).await;
-                    Done::Behind { read, destination, generation, page, reserved }
+                    Done::Behind { read, destination, generation, take, page, reserved }
                 }
             }
         });
@@ -104,9 +104,10 @@ impl Driver {
         let least = half.min(backlog_limit(limit));
         for destination in self.source.behind() {
             if self.lanes.wants_probe(destination) {
-                behind.push((destination, PROBE_PAGE));
+                behind.push(RoomBehind { destination, rows: PROBE_PAGE, probes: true });
             } else if self.lanes.room_behind(destination, limit) >= least {
-                behind.push((destination, self.lanes.room_behind(destination, limit)));
+                let rows = self.lanes.room_behind(destination, limit);
+                behind.push(RoomBehind { destination, rows, probes: false });
             }
         }
         // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
@@ -130,6 +131,7 @@ impl Driver {
         &mut self,
         destination: u16,
         generation: u64,
+        take: Take,
         page: Result<Page>,
         now: Instant,
     ) {
@@ -143,7 +145,21 @@ impl Driver {
             for row in &rows {
                 self.highest = self.highest.max(row.sequence);
             }
-            taken = self.lanes.catch_up(destination, rows, now);
+            taken = match take {
+                // If that is all, it is asked for one of any key.
+                Take::OneOfNewKey { first: true } if page.caught_up => {
+                    self.lanes.catch_up(destination, rows, now)
+                }
+                Take::OneOfNewKey { first } if self.lanes.wants_probe(destination) => {
+                    self.probe_new_key(destination, &page, rows, first && !reused, now)
+                }
+                // It takes events again: first those that the page comes after.
+                Take::OneOfNewKey { first: false } => false,
+                Take::OneOfNewKey { first: true } | Take::All | Take::One => {
+                    self.source.walk_ended(destination);
+                    self.lanes.catch_up(destination, rows, now)
+                }
+            };
             self.fall_behind();
         }
         if reused {
@@ -152,6 +168,25 @@ impl Driver {
         if self.source.read_behind(destination, &page, generation, taken) {
             self.lanes.caught_up(destination);
         }
+    }
+
+    /// Tries a destination that is down with a key that it was not tried with, or goes on looking for one.
+    /// Gives whether the cursor itself may move on.
+    fn probe_new_key(
+        &mut self,
+        destination: u16,
+        page: &Page,
+        rows: Vec<Fetched>,
+        first: bool,
+        now: Instant,
+    ) -> bool {
+        let Some(walked) = self.source.walked(destination) else { return false };
+        match self.lanes.probe_new_key(destination, rows, walked, now) {
+            Probed::Nothing if first => return true,
+            Probed::Nothing | Probed::OnlyKnown => self.source.walk_on(destination, page),
+            Probed::Tried => self.source.walk_ended(destination),
+        }
+        false
     }
 
     /// Notes what lanes passed over, before the position moves.

@@ -6,7 +6,7 @@
 //! nothing happens.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,21 @@ pub(crate) enum NextRead {
         destination: u16,
         from: Position,
         limit: Limit,
+        take: Take,
+    },
+}
+
+/// What is to become of a page of one destination's cursor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Take {
+    /// All of it.
+    All,
+    /// One event, to see whether the destination is back.
+    One,
+    /// One event of a key that was not tried yet.
+    OneOfNewKey {
+        /// Nothing that was passed over lies before the page.
+        first: bool,
     },
 }
 
@@ -59,11 +74,42 @@ pub(crate) struct Room {
     /// Everything waits behind one event, which is to be read back whatever room there is.
     pub(crate) blocked: bool,
     /// For destinations that have fallen behind.
-    pub(crate) behind: Vec<(u16, usize)>,
+    pub(crate) behind: Vec<RoomBehind>,
     /// Bytes that a page may have; `None` when there is no room at all.
     pub(crate) bytes: Option<usize>,
     /// A read of fewer is not worth it.
     pub(crate) least: usize,
+}
+
+/// How many events there is room for at a destination that has fallen behind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RoomBehind {
+    pub(crate) destination: u16,
+    pub(crate) rows: usize,
+    /// It is down, and one event is looked for to try it with.
+    pub(crate) probes: bool,
+}
+
+/// So many pages are walked over for one probe, so that it costs the same however long the destination is
+/// down.
+const WALKED_PAGES: u32 = 20;
+
+/// Most keys that a walk remembers; then it begins anew.
+const WALKED_KEYS: usize = 10_000;
+
+/// A walk over what was passed over, to find an event of a key that the destination was not tried with.
+/// Otherwise one key with many events, which the destination never takes, would hide all others. It goes on
+/// from probe to probe.
+#[derive(Debug, Default)]
+struct Walk {
+    /// Where it goes on; `None` at the beginning.
+    place: Option<Position>,
+    /// The keys before that: their later events must not be tried first.
+    keys: HashSet<i64>,
+    /// How many pages it went over for the present probe.
+    pages: u32,
+    /// It has found none: any key may be tried.
+    ended: bool,
 }
 
 /// The cursor of a destination whose events were passed over: all of them lie ahead of it.
@@ -75,6 +121,22 @@ struct Behind {
     generation: u64,
     /// Something was passed over since the last read began.
     skipped: bool,
+    walk: Walk,
+}
+
+impl Behind {
+    /// Where the next read begins, and what is to be taken of it.
+    fn next(&mut self, probes: bool) -> (Position, Take) {
+        if !probes {
+            self.walk = Walk::default();
+            return (self.position.clone(), Take::All);
+        }
+        match &self.walk.place {
+            _ if self.walk.ended => (self.position.clone(), Take::One),
+            None => (self.position.clone(), Take::OneOfNewKey { first: true }),
+            Some(place) => (place.clone(), Take::OneOfNewKey { first: false }),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -200,6 +262,7 @@ impl Source {
         for behind in self.behind.values_mut() {
             behind.position = join(&[behind.position.clone(), self.position.clone()]);
             behind.generation = self.generations;
+            behind.walk = Walk::default();
         }
     }
 
@@ -227,11 +290,13 @@ impl Source {
             position: before,
             generation,
             skipped: true,
+            walk: Walk::default(),
         });
         behind.skipped = true;
         if sequence <= behind.position.sequence {
             behind.position.sequence = sequence - 1;
             behind.generation = generation;
+            behind.walk = Walk::default();
         }
     }
 
@@ -294,6 +359,31 @@ impl Source {
         caught_up
     }
 
+    /// The keys that the walk of this destination has met.
+    pub(crate) fn walked(&mut self, destination: u16) -> Option<&mut HashSet<i64>> {
+        Some(&mut self.behind.get_mut(&destination)?.walk.keys)
+    }
+
+    /// The walk of this destination has found nothing in this page, and goes on after it.
+    pub(crate) fn walk_on(&mut self, destination: u16, page: &Page) {
+        let Some(Behind { walk, .. }) = self.behind.get_mut(&destination) else { return };
+        if page.caught_up || walk.keys.len() > WALKED_KEYS {
+            *walk = Walk { ended: true, ..Walk::default() };
+            return;
+        }
+        walk.place = Some(page.position.clone());
+        walk.pages += 1;
+        walk.ended = walk.pages >= WALKED_PAGES;
+    }
+
+    /// The destination is being tried, or there is nothing to try it with. The next walk goes on where this
+    /// one has come to.
+    pub(crate) fn walk_ended(&mut self, destination: u16) {
+        if let Some(Behind { walk, .. }) = self.behind.get_mut(&destination) {
+            (walk.pages, walk.ended) = (0, false);
+        }
+    }
+
     /// Something was committed.
     pub(crate) fn wake(&mut self) {
         self.ahead = true;
@@ -350,12 +440,12 @@ impl Source {
                 NextRead::Ahead(self.position.clone(), most(room.cold))
             }
             Kind::Behind => {
-                let next = room.behind.iter().find(|(index, _)| *index > self.last_behind);
-                let (destination, limit) = *next.or(room.behind.first())?;
+                let next = room.behind.iter().find(|of| of.destination > self.last_behind);
+                let RoomBehind { destination, rows, probes } = *next.or(room.behind.first())?;
                 self.last_behind = destination;
                 self.begin_behind(destination);
-                let from = self.behind.get(&destination)?.position.clone();
-                NextRead::Behind { destination, from, limit: most(limit) }
+                let (from, take) = self.behind.get_mut(&destination)?.next(probes);
+                NextRead::Behind { destination, from, limit: most(rows), take }
             }
         };
         self.reading = true;
@@ -475,5 +565,59 @@ mod tests {
         }
         let turn = [Kind::Due, Kind::Late, Kind::Ahead];
         assert_eq!(kinds, [turn, turn].concat());
+    }
+
+    fn page(to: i64, caught_up: bool) -> Page {
+        let position = Position { sequence: to, context: Position::default().context };
+        Page { rows: Vec::new(), position, caught_up }
+    }
+
+    /// The next read of a destination that is down: after which event it begins, and what is taken.
+    fn probe(source: &mut Source, now: Instant) -> (i64, Take) {
+        let behind = vec![RoomBehind { destination: 3, rows: 100, probes: true }];
+        let room = Room { behind, bytes: Some(1000), least: 1, ..Room::default() };
+        source.reading = false;
+        match source.next(now, &room) {
+            Some(NextRead::Behind { from, take, .. }) => (from.sequence, take),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_walk_for_a_probe_goes_on_from_probe_to_probe_and_takes_so_many_pages_for_each() {
+        let now = Instant::now();
+        let mut source = Source::new(&Config::default(), now);
+        source.position.sequence = 1_000_000;
+        source.fall_behind(3, 101);
+        assert_eq!(probe(&mut source, now), (100, Take::OneOfNewKey { first: true }));
+        source.walk_on(3, &page(200, false));
+        for walked in 2..=WALKED_PAGES {
+            let from = i64::from(walked) * 100;
+            assert_eq!(probe(&mut source, now), (from, Take::OneOfNewKey { first: false }));
+            source.walk_on(3, &page(from + 100, false));
+        }
+        assert_eq!(probe(&mut source, now), (100, Take::One), "there is none so far");
+        source.walk_ended(3);
+        assert_eq!(probe(&mut source, now), (2_100, Take::OneOfNewKey { first: false }));
+        source.walk_on(3, &page(2_150, true));
+        assert_eq!(probe(&mut source, now), (100, Take::One), "there is none");
+        source.walk_ended(3);
+        assert_eq!(probe(&mut source, now), (100, Take::OneOfNewKey { first: true }), "again");
+    }
+
+    /// What lies between was not met.
+    #[test]
+    fn a_walk_begins_anew_when_its_cursor_is_set_back() {
+        let now = Instant::now();
+        let mut source = Source::new(&Config::default(), now);
+        source.position.sequence = 1_000_000;
+        source.fall_behind(3, 101);
+        source.walked(3).unwrap().insert(7);
+        source.walk_on(3, &page(200, false));
+        source.fall_behind(3, 150);
+        assert_eq!(probe(&mut source, now), (200, Take::OneOfNewKey { first: false }));
+        source.fall_behind(3, 51);
+        assert_eq!(probe(&mut source, now), (50, Take::OneOfNewKey { first: true }));
+        assert!(source.walked(3).unwrap().is_empty());
     }
 }

@@ -50,6 +50,7 @@ on_every_database!(
     a_destination_with_large_events_that_hangs_holds_nobody_back,
     failing_keys_beyond_the_limit_are_in_the_table_only_and_keep_their_order,
     parked_keys_beyond_the_limit_hold_what_comes_until_they_are_freed,
+    a_key_that_its_destination_never_takes_does_not_hide_the_others_after_an_outage,
 );
 
 /// A destination of this name.
@@ -283,6 +284,46 @@ async fn a_delayed_event_waits_for_earlier_ones_of_its_key_behind_a_backlog<DB: 
     // The second may fall due before or after the cursor passes it, never before what precedes it.
     assert_eq!(of_key[..2], [0, 1], "{of_key:?}");
     assert_eq!(of_key.len(), 4);
+}
+
+async fn a_key_that_its_destination_never_takes_does_not_hide_the_others_after_an_outage<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    // More than a destination that is down is tried with at once.
+    const POISONED: usize = 350;
+    const GOOD: usize = 20;
+
+    let down = Arc::new(AtomicBool::new(true));
+    let is_down = Arc::clone(&down);
+    let transport = MemoryTransport::scripted(move |envelope| {
+        if is_down.load(Ordering::SeqCst) || envelope.event.aggregate_id() == Some("poisoned") {
+            Outcome::unavailable("down")
+        } else {
+            Outcome::Delivered
+        }
+    });
+    on.enqueue((0..POISONED).map(|n| event("poisoned", n)).collect()).await;
+    for n in 0..2 {
+        on.enqueue((0..GOOD).map(|key| event(&key.to_string(), n)).collect()).await;
+    }
+    let relay = on.relay(transport.clone(), quick());
+    relay.start().await.unwrap();
+    until(&relay, "the outage", |stats| stats.breakers_open == 1).await;
+    down.store(false, Ordering::SeqCst);
+    soon("all other keys", transport.wait_for(2 * GOOD)).await;
+    relay.stop().await.unwrap();
+    let delivered = transport.delivered();
+    for key in 0..GOOD {
+        let of_key = delivered
+            .iter()
+            .filter(|envelope| envelope.event.aggregate_id() == Some(key.to_string().as_str()));
+        let numbers: Vec<usize> = of_key
+            .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
+            .collect();
+        assert_eq!(numbers, [0, 1], "key {key}");
+    }
 }
 
 /// A destination that takes its time, and counts what it holds.

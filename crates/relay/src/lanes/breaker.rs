@@ -16,8 +16,9 @@
 //! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
 //! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
 //! longer each time, one event goes alone; probes go round the keys. One that has no answer after a
-//! while stays under way and lets the next key try. When one is accepted, the destination's own
-//! cursor reads on from the first event that was passed over.
+//! while stays under way and lets the next key try. When all keys of the first page were tried, the next
+//! pages are looked through for one that was not: a key with many events hides no other. When one is
+//! accepted, the destination's own cursor reads on from the first event that was passed over.
 //!
 //! # When things fail
 //!
@@ -25,7 +26,7 @@
 //! the next owner finds all of them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     time::{Duration, Instant},
 };
 
@@ -111,6 +112,17 @@ pub struct BreakerState {
     pub behind: bool,
     /// An operator has paused it.
     pub paused: bool,
+}
+
+/// What came of a page in which a key was looked for that its destination was not tried with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probed {
+    /// No event of it goes there.
+    Nothing,
+    /// All its keys were tried, or cannot go now.
+    OnlyKnown,
+    /// One of its events goes.
+    Tried,
 }
 
 /// A failure that may be its event's or its destination's.
@@ -312,23 +324,66 @@ impl Lanes {
     /// Tries the destination with one of these, of the key whose turn it is.
     /// Gives whether any of them was its.
     fn probe(&mut self, destination: u16, rows: Vec<Fetched>, now: Instant) -> bool {
-        let mut keys = BTreeSet::new();
-        let mut of_it: Vec<Fetched> = rows
-            .into_iter()
-            .filter_map(|mut row| (self.route(&mut row) == destination).then_some(row))
-            .collect();
-        let any = !of_it.is_empty();
-        // Only the first of a key may go.
-        of_it.retain(|row| keys.insert(row.key.map_or(row.sequence, |key| key.0)));
+        let (mut of_it, any) = self.first_of_keys(destination, rows, &HashSet::new());
         let breaker = &self.at(destination).breaker;
-        of_it.sort_by_key(|row| breaker.turn(row.key.map_or(row.sequence, |key| key.0)));
-        for row in of_it {
-            if !self.at(destination).breaker.wants_probe() {
+        of_it.sort_by_key(|(key, _)| breaker.turn(*key));
+        self.probe_with_one_of(destination, of_it, now);
+        any
+    }
+
+    /// Tries the destination with one of these that is of a key that was not tried, nor met before in this
+    /// walk: an earlier event of that one would have to go first. If none can go, the walk has met all of
+    /// their keys.
+    pub fn probe_new_key(
+        &mut self,
+        destination: u16,
+        rows: Vec<Fetched>,
+        walked: &mut HashSet<i64>,
+        now: Instant,
+    ) -> Probed {
+        let (mut of_it, any) = self.first_of_keys(destination, rows, walked);
+        let keys: Vec<i64> = of_it.iter().map(|(key, _)| *key).collect();
+        let breaker = &self.at(destination).breaker;
+        of_it.retain(|(key, _)| breaker.turn(*key).is_none());
+        self.probe_with_one_of(destination, of_it, now);
+        if !self.wants_probe(destination) {
+            return Probed::Tried;
+        }
+        walked.extend(keys);
+        if any { Probed::OnlyKnown } else { Probed::Nothing }
+    }
+
+    fn probe_with_one_of(&mut self, destination: u16, rows: Vec<(i64, Fetched)>, now: Instant) {
+        for (_, row) in rows {
+            if !self.wants_probe(destination) {
                 break;
             }
             self.offer(row, Origin::CatchUp(destination), None, now);
         }
-        any
+    }
+
+    /// Those of these that go to this destination, and of each key, unless it was met before, only the first:
+    /// no other may go. Also gives whether any of them goes there.
+    fn first_of_keys(
+        &self,
+        destination: u16,
+        rows: Vec<Fetched>,
+        met: &HashSet<i64>,
+    ) -> (Vec<(i64, Fetched)>, bool) {
+        let mut keys = BTreeSet::new();
+        let mut any = false;
+        let mut first = Vec::new();
+        for mut row in rows {
+            if self.route(&mut row) != destination {
+                continue;
+            }
+            any = true;
+            let key = row.key.map_or(row.sequence, |key| key.0);
+            if !met.contains(&key) && keys.insert(key) {
+                first.push((key, row));
+            }
+        }
+        (first, any)
     }
 
     /// This destination waits for an event to be tried with.

@@ -88,7 +88,7 @@ mod whereabouts;
 mod tests;
 
 pub use self::{
-    breaker::BreakerState,
+    breaker::{BreakerState, Probed},
     destination::{DestinationRules, Feed, Routed, Routing, backlog_limit},
     rerouted::Look,
     whereabouts::Whereabouts,

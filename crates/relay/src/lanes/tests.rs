@@ -1,7 +1,7 @@
 //! Lanes: what goes when, what waits for what, and what is written of it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     sync::OnceLock,
     time::Instant,
 };

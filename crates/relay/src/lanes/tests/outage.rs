@@ -384,3 +384,40 @@ fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
     assert_eq!(written[0].settlement.attempts, 4);
     assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }));
 }
+
+/// One key has more events than a page, and its destination never takes them.
+#[test]
+fn a_key_with_many_events_does_not_hide_the_others_from_probes() {
+    let mut lanes = in_a_silence();
+    lanes.wake_breakers(later(10_000));
+    let mut walked = HashSet::new();
+    let first = (1..=100).map(|sequence| row(sequence, 1)).collect();
+    let probed = lanes.probe_new_key(0, first, &mut walked, later(10_000));
+    assert_eq!(probed, Probed::OnlyKnown, "key 1 was tried");
+    assert!(lanes.wants_probe(0) && dispatch(&mut lanes).is_empty());
+    let second = || vec![row(101, 1), row(102, 2), row(103, 3), row(104, 2)];
+    assert_eq!(lanes.probe_new_key(0, second(), &mut walked, later(10_000)), Probed::Tried);
+    assert_eq!(dispatch(&mut lanes), [102]);
+    lanes.published(vec![(102, late())], later(10_000));
+    lanes.wake_breakers(later(20_000));
+    assert_eq!(lanes.probe_new_key(0, second(), &mut walked, later(20_000)), Probed::Tried);
+    assert_eq!(dispatch(&mut lanes), [103]);
+    lanes.published(vec![(103, late())], later(20_000));
+    lanes.wake_breakers(later(30_000));
+    assert_eq!(lanes.probe_new_key(0, second(), &mut walked, later(30_000)), Probed::OnlyKnown);
+    assert_eq!(walked, HashSet::from([1, 2, 3]));
+    let met = vec![row(105, 3)];
+    assert_eq!(lanes.probe_new_key(0, met, &mut walked, later(30_000)), Probed::OnlyKnown);
+    assert_eq!(lanes.probe_new_key(0, Vec::new(), &mut walked, later(30_000)), Probed::Nothing);
+}
+
+/// Its first event was met on an earlier page, and could not go.
+#[test]
+fn a_probe_of_a_later_page_does_not_overtake_an_earlier_event_of_its_key() {
+    let mut lanes = in_a_silence();
+    lanes.wake_breakers(later(10_000));
+    let mut walked = HashSet::from([2]);
+    let page = vec![row(102, 2), row(103, 3)];
+    assert_eq!(lanes.probe_new_key(0, page, &mut walked, later(10_000)), Probed::Tried);
+    assert_eq!(dispatch(&mut lanes), [103]);
+}
