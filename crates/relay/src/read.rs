@@ -146,12 +146,14 @@ impl Driver {
                 self.highest = self.highest.max(row.sequence);
             }
             taken = match take {
+                // It is read again: keys of what was cut were not met.
+                Take::OneOfNewKey { .. } if reused => false,
                 // If that is all, it is asked for one of any key.
                 Take::OneOfNewKey { first: true } if page.caught_up => {
                     self.lanes.catch_up(destination, rows, now)
                 }
                 Take::OneOfNewKey { first } if self.lanes.wants_probe(destination) => {
-                    self.probe_new_key(destination, &page, rows, first && !reused, now)
+                    self.probe_new_key(destination, &page, rows, first, now)
                 }
                 // It takes events again: first those that the page comes after.
                 Take::OneOfNewKey { first: false } => false,
