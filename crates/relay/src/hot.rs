@@ -162,9 +162,9 @@ impl Driver {
         self.looking_beyond = true;
         let limit = Limit { rows, bytes };
         let reserved = self.lanes.budget().reserve(bytes);
-        let read = self.lanes.read_began();
         let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
         let from = self.source.position().clone();
+        let read = self.lanes.read_began_beyond(from.sequence);
         let deadline = self.config.deadline();
         self.tasks.spawn(async move {
             let rows = within(deadline, async {

@@ -224,6 +224,11 @@ impl Lanes {
         self.leaving.read_began()
     }
 
+    /// A read begins that brings only events after this one.
+    pub fn read_began_beyond(&mut self, sequence: i64) -> u64 {
+        self.leaving.read_began_beyond(sequence)
+    }
+
     /// Everything that this read found has been offered, or it failed.
     pub fn read_merged(&mut self, read: u64) {
         for (stamp, sequence) in self.leaving.read_merged(read) {
