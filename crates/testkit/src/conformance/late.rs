@@ -154,7 +154,7 @@ pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
     let mut owner = outbox.owner().await;
     let shards = owner.shards();
     let of_all_keys = |times: usize| -> Vec<Event> {
-        (0..times * KEYS).map(|n| event(&format!("late-{}", n % KEYS))).collect()
+        (0..times * KEYS).map(|n| event(format!("late-{}", n % KEYS))).collect()
     };
     let (mut first, mut second) = (outbox.begin().await, outbox.begin().await);
     let lowest = outbox.enqueue_in(&mut second, &of_all_keys(1)).await;
@@ -202,7 +202,7 @@ pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
         }
         if let Some(second) = second.take_if(|_| came.len() > 200) {
             second.commit().await.unwrap();
-            late.extend(lowest.iter().chain(&highest).cloned());
+            late.extend(lowest.iter().chain(&highest).copied());
         }
     }
     assert!(second.is_none(), "the walk ended after {} events", came.len());
