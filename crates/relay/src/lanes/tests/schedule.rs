@@ -132,7 +132,7 @@ struct World {
     /// What the table says of the lanes that a read would enter, by the read's number.
     told: BTreeMap<u64, Vec<Blocked>>,
     /// A look at what is blocked, under way.
-    asked: Option<(u64, Vec<Blocked>)>,
+    asked: Option<(u64, Option<Vec<LaneKey>>, Vec<Blocked>)>,
     /// All that is blocked, read once more, and whether no lane was forgotten since.
     survey: Option<(Vec<Blocked>, bool)>,
     /// Looks at lanes that another owner left, under way.

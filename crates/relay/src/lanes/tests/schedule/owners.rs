@@ -146,8 +146,8 @@ impl World {
     /// Whether what blocks lanes is still in the table is asked, and the answer comes later.
     pub(super) fn reconcile(&mut self) {
         match self.asked.take() {
-            Some((read, blocked)) => {
-                self.lanes.reconcile(read, None, &blocked);
+            Some((read, asked, blocked)) => {
+                self.lanes.reconcile(read, asked.as_deref(), &blocked);
                 if self.told.is_empty()
                     && self.lanes.forget(read, &blocked)
                     && let Some((_, finds_all)) = &mut self.survey
@@ -157,7 +157,20 @@ impl World {
                 self.lanes.read_merged(read);
             }
             None if self.owner == Owner::Us => {
-                self.asked = Some((self.lanes.read_began(), self.blocked()));
+                let read = self.lanes.read_began();
+                let mut blocked = self.blocked();
+                let mut asked = None;
+                if !self.global {
+                    // As the driver does it: those first that may have gone on, and a few at a time.
+                    let mut lanes = self.lanes.unsure_lanes(1);
+                    if self.lanes.is_crowded() {
+                        lanes.extend(self.lanes.forgettable_lanes(read, 1));
+                    }
+                    lanes.extend(self.lanes.blocked_lanes(1));
+                    blocked.retain(|blocked| lanes.contains(&blocked.lane()));
+                    asked = Some(lanes);
+                }
+                self.asked = Some((read, asked, blocked));
             }
             None => {}
         }
