@@ -16,9 +16,11 @@ use posthaste_core::{
 
 use crate::{
     driver::{Done, Driver, RETRY_PAUSE},
-    lanes::{Feed, Offered, Origin, Probed, RELEASE_LIMIT, ReadBack, Release, backlog_limit},
+    lanes::{
+        Feed, Lanes, Offered, Origin, Probed, RELEASE_LIMIT, ReadBack, Release, backlog_limit,
+    },
     settle::SETTLE_BATCHES,
-    source::{NextRead, Room, RoomBehind, Take},
+    source::{NextRead, Room, RoomBehind, Source, Take},
 };
 
 /// Most events that are looked for when the one lane of `global` is blocked. It is one, unless others
@@ -145,23 +147,11 @@ impl Driver {
             for row in &rows {
                 self.highest = self.highest.max(row.sequence);
             }
-            taken = match take {
-                // It is read again: keys of what was cut were not met.
-                Take::OneOfNewKey { .. } if reused => false,
-                // If that is all, it is asked for one of any key.
-                Take::OneOfNewKey { first: true } if page.caught_up => {
-                    self.lanes.catch_up(destination, rows, now)
-                }
-                Take::OneOfNewKey { first } if self.lanes.wants_probe(destination) => {
-                    self.probe_new_key(destination, &page, rows, first, now)
-                }
-                // It takes events again: first those that the page comes after.
-                Take::OneOfNewKey { first: false } => false,
-                Take::OneOfNewKey { first: true } | Take::All | Take::One => {
-                    self.source.walk_ended(destination);
-                    self.lanes.catch_up(destination, rows, now)
-                }
-            };
+            // What was cut is read again: a walk has not met its keys.
+            if !(reused && matches!(take, Take::OneOfNewKey { .. })) {
+                let (source, lanes) = (&mut self.source, &mut self.lanes);
+                taken = take_behind(source, lanes, destination, take, &page, rows, now);
+            }
             self.fall_behind();
         }
         if reused {
@@ -170,25 +160,6 @@ impl Driver {
         if self.source.read_behind(destination, &page, generation, taken) {
             self.lanes.caught_up(destination);
         }
-    }
-
-    /// Tries a destination that is down with a key that it was not tried with, or goes on looking for one.
-    /// Gives whether the cursor itself may move on.
-    fn probe_new_key(
-        &mut self,
-        destination: u16,
-        page: &Page,
-        rows: Vec<Fetched>,
-        first: bool,
-        now: Instant,
-    ) -> bool {
-        let Some(walked) = self.source.walked(destination) else { return false };
-        match self.lanes.probe_new_key(destination, rows, walked, now) {
-            Probed::Nothing if first => return true,
-            Probed::Nothing | Probed::OnlyKnown => self.source.walk_on(destination, page),
-            Probed::Tried => self.source.walk_ended(destination),
-        }
-        false
     }
 
     /// Notes what lanes passed over, before the position moves.
@@ -415,6 +386,39 @@ impl Driver {
                 self.lanes.has_all_lanes();
             }
             self.survey = None;
+        }
+    }
+}
+
+/// Gives the lanes what is to be taken of a page of one destination's cursor. Returns whether all of it is in
+/// hand, so that the cursor may move on.
+pub(crate) fn take_behind(
+    source: &mut Source,
+    lanes: &mut Lanes,
+    destination: u16,
+    take: Take,
+    page: &Page,
+    rows: Vec<Fetched>,
+    now: Instant,
+) -> bool {
+    match take {
+        // If that is all there is, one of any key may go.
+        Take::OneOfNewKey { first }
+            if lanes.wants_probe(destination) && !(first && page.caught_up) =>
+        {
+            let Some(walked) = source.walked(destination) else { return false };
+            match lanes.probe_new_key(destination, rows, walked, now) {
+                Probed::Nothing if first => return true,
+                Probed::Nothing | Probed::OnlyKnown => source.walk_on(destination, page),
+                Probed::Tried => source.walk_ended(destination),
+            }
+            false
+        }
+        // The destination takes events again: first those that the page comes after.
+        Take::OneOfNewKey { first: false } => false,
+        Take::OneOfNewKey { first: true } | Take::All | Take::One => {
+            source.walk_ended(destination);
+            lanes.catch_up(destination, rows, now)
         }
     }
 }

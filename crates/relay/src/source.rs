@@ -315,12 +315,15 @@ impl Source {
         self.behind.get(&destination).map_or(0, |behind| behind.position.sequence)
     }
 
-    /// A read of this destination's own cursor begins: from where.
-    pub(crate) fn begin_behind(&mut self, destination: u16) -> i64 {
-        if let Some(behind) = self.behind.get_mut(&destination) {
-            behind.skipped = false;
-        }
-        self.behind_position(destination)
+    /// A read of this destination's own cursor begins: from where, and what is to be taken of it.
+    pub(crate) fn begin_behind(
+        &mut self,
+        destination: u16,
+        probes: bool,
+    ) -> Option<(Position, Take)> {
+        let behind = self.behind.get_mut(&destination)?;
+        behind.skipped = false;
+        Some(behind.next(probes))
     }
 
     pub(crate) fn behind_generation(&self, destination: u16) -> u64 {
@@ -443,8 +446,7 @@ impl Source {
                 let next = room.behind.iter().find(|of| of.destination > self.last_behind);
                 let RoomBehind { destination, rows, probes } = *next.or(room.behind.first())?;
                 self.last_behind = destination;
-                self.begin_behind(destination);
-                let (from, take) = self.behind.get_mut(&destination)?.next(probes);
+                let (from, take) = self.begin_behind(destination, probes)?;
                 NextRead::Behind { destination, from, limit: most(rows), take }
             }
         };

@@ -5,7 +5,11 @@
 use posthaste_core::store::{Page, Position};
 
 use super::*;
-use crate::{Config, source::Source};
+use crate::{
+    Config,
+    read::take_behind,
+    source::{Source, Take},
+};
 
 mod outcomes;
 mod owners;
@@ -129,6 +133,8 @@ struct World {
     reads: VecDeque<Reading>,
     /// What a read of the hot path says must come first.
     previous: BTreeMap<u64, Vec<i64>>,
+    /// Where a read of a destination's own cursor began, and what is to be taken of it, by its number.
+    takes: BTreeMap<u64, (i64, Take)>,
     /// What the table says of the lanes that a read would enter, by the read's number.
     told: BTreeMap<u64, Vec<Blocked>>,
     /// A look at what is blocked, under way.
@@ -168,6 +174,7 @@ impl World {
             mark: 0,
             reads: VecDeque::new(),
             previous: BTreeMap::new(),
+            takes: BTreeMap::new(),
             told: BTreeMap::new(),
             asked: None,
             survey: None,

@@ -99,6 +99,7 @@ impl World {
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);
         self.reads.clear();
         self.previous.clear();
+        self.takes.clear();
         self.told.clear();
         self.asked = None;
         self.looks.clear();

@@ -137,7 +137,9 @@ impl World {
                     self.offer(rows, origin);
                 }
             }
-            (Origin::CatchUp(destination), _) => self.caught(destination, rows, until as u64),
+            (Origin::CatchUp(destination), _) => {
+                self.caught(read, destination, rows, until as u64);
+            }
             _ => {
                 self.read_once |= origin == Origin::Cold && rows.len() < 4;
                 self.offer(rows, origin);
@@ -168,31 +170,40 @@ impl World {
     pub(super) fn begin_catch_up(&mut self, pick: usize) {
         let behind: Vec<u16> = self.source.behind().collect();
         let Some(destination) = behind.get(pick % behind.len().max(1)).copied() else { return };
-        let wanted = self.lanes.wants_probe(destination)
-            || self.lanes.room_behind(destination, usize::MAX) > 0;
+        let probes = self.lanes.wants_probe(destination);
+        let wanted = probes || self.lanes.room_behind(destination, usize::MAX) > 0;
         if self.polling() || !wanted || self.owner != Owner::Us {
             return;
         }
-        let from = self.source.begin_behind(destination);
+        let Some((from, take)) = self.source.begin_behind(destination, probes) else { return };
         let rows: Vec<Fetched> = self
             .table
-            .range(from + 1..)
+            .range(from.sequence + 1..)
             .filter(|(_, stored)| stored.is_ahead())
             .map(|(sequence, _)| self.fetched(*sequence))
             .take(PAGE)
             .collect();
         let read = self.lanes.read_began();
+        self.takes.insert(read, (from.sequence, take));
         let generation = self.source.behind_generation(destination) as i64;
         self.reads.push_back((read, Origin::CatchUp(destination), None, rows, generation));
     }
 
-    pub(super) fn caught(&mut self, destination: u16, rows: Vec<Fetched>, generation: u64) {
-        let until = rows.last().map_or(self.source.behind_position(destination), |r| r.sequence);
+    pub(super) fn caught(
+        &mut self,
+        read: u64,
+        destination: u16,
+        rows: Vec<Fetched>,
+        generation: u64,
+    ) {
+        let Some((from, take)) = self.takes.remove(&read) else { return };
+        let until = rows.last().map_or(from, |row| row.sequence);
         let page = page(until, rows.len() < PAGE);
         if !self.source.is_behind_since(destination, generation) {
             return;
         }
-        let taken = self.lanes.catch_up(destination, rows, self.now);
+        let (source, lanes) = (&mut self.source, &mut self.lanes);
+        let taken = take_behind(source, lanes, destination, take, &page, rows, self.now);
         self.note_skipped();
         if self.source.read_behind(destination, &page, generation, taken) {
             self.lanes.caught_up(destination);
