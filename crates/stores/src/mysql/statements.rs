@@ -394,17 +394,18 @@ mod tests {
 
     #[test]
     fn a_watched_statement_is_known_by_its_number_or_its_age() {
-        let now = Instant::now();
+        let begun = Instant::now();
+        let now = begun + 2 * SECOND;
         let later = now + 3 * SECOND;
         let one = |number, asked, began| Running::of_one(7, number, asked, began);
-        let numbered = one(12, now, now - SECOND).watched().next().unwrap();
+        let numbered = one(12, now, begun + SECOND).watched().next().unwrap();
         assert!(one(12, later, later).has(&numbered));
         assert!(!one(13, later, now).has(&numbered), "the next one");
         let mut commits = one(12, later, now);
         commits.statements.values_mut().for_each(|statement| statement.busy = false);
         assert!(!commits.has(&numbered), "it may be committing");
-        let aged = one(0, now, now - 2 * SECOND).watched().next().unwrap();
-        assert!(one(0, later, now - 2 * SECOND).has(&aged));
+        let aged = one(0, now, begun).watched().next().unwrap();
+        assert!(one(0, later, begun).has(&aged));
         assert!(!one(0, later, now + SECOND).has(&aged), "it began after that");
     }
 
