@@ -6,7 +6,7 @@
 //! the stages are asked.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, atomic::Ordering as Atomic},
     time::{Duration, Instant},
 };
@@ -227,6 +227,8 @@ pub(crate) struct Driver {
     /// Events ahead of the cursor are looked for, which waits for late commits, and when again.
     pub(crate) looking_beyond: bool,
     pub(crate) beyond_at: Instant,
+    /// Those that were found and wait for late ones of their key: until then, or until all have come.
+    pub(crate) waiting_beyond: HashMap<i64, Option<Instant>>,
     pub(crate) claims: u64,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
     pub(crate) expired: Option<i64>,
@@ -335,6 +337,7 @@ impl Driver {
             hot_reads: FuturesUnordered::new(),
             looking_beyond: false,
             beyond_at: now,
+            waiting_beyond: HashMap::new(),
             claims: 0,
             expired: None,
             reconciling: false,

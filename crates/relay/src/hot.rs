@@ -4,6 +4,7 @@
 //! relay, the event is found by a poll as if nothing had been said.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -79,6 +80,12 @@ impl HotPath {
 /// Most events that one look beyond late commits brings.
 const BEYOND: usize = 100;
 
+/// Most pages of events that must wait that one look passes over.
+const BEYOND_PAGES: usize = 5;
+
+/// Most of those that are remembered.
+const BEYOND_WAITING: usize = 10_000;
+
 /// Most events that one hot read brings.
 const HOT_PAGE: usize = 256;
 
@@ -150,6 +157,9 @@ impl Driver {
     /// While late commits come page by page, events of other keys ahead of the cursor go as if their writer
     /// had told of them. The rest waits for the cursor.
     pub(crate) fn look_beyond(&mut self, now: Instant) {
+        if !self.source.is_walking() {
+            self.waiting_beyond.clear();
+        }
         if !self.looks_beyond() || now < self.beyond_at || !self.reads() {
             return;
         }
@@ -166,18 +176,36 @@ impl Driver {
         let from = self.source.position().clone();
         let read = self.lanes.read_began_beyond(from.sequence);
         let deadline = self.config.deadline();
+        self.waiting_beyond.retain(|_, until| until.is_none_or(|until| now < until));
+        let waiting: HashSet<i64> = self.waiting_beyond.keys().copied().collect();
         self.tasks.spawn(async move {
             let rows = within(deadline, async {
-                let beyond = store.read_beyond(&shards, &from, limit).await?;
-                if beyond.is_empty() {
-                    Ok(Vec::new())
-                } else {
-                    store.read_hot(&beyond, &from).await
+                for _ in 0..BEYOND_PAGES {
+                    let mut beyond = store.read_beyond(&shards, &from, limit).await?;
+                    let all = beyond.len();
+                    beyond.retain(|sequence| !waiting.contains(sequence));
+                    if !beyond.is_empty() {
+                        return store.read_hot(&beyond, &from).await;
+                    }
+                    if all == 0 {
+                        break;
+                    }
                 }
+                Ok(Vec::new())
             })
             .await;
             Done::Hot { read, rows, reserved, beyond: true }
         });
+    }
+
+    /// This one must wait for late ones of its key: until all of them have come it is not looked at again, or each
+    /// look would bring such events instead of others. One of which that is not known is left out for a while.
+    fn wait_for_late(&mut self, sequence: i64, known: bool, now: Instant) {
+        if self.waiting_beyond.len() >= BEYOND_WAITING {
+            self.waiting_beyond.clear();
+        }
+        let until = (!known).then(|| now + self.config.busy_interval * 4);
+        self.waiting_beyond.insert(sequence, until);
     }
 
     pub(crate) fn looked_beyond(&mut self, now: Instant) {
@@ -196,6 +224,7 @@ impl Driver {
         let now = self.clock.now();
         self.lanes.set_cursor(self.source.position().sequence);
         for HotRow { row, previous } in rows {
+            let known = previous.is_some();
             let safe = previous
                 .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))
                 && self.shards.takes_hot(row.shard)
@@ -205,6 +234,9 @@ impl Driver {
                 let offered = self.lanes.offer(row, Origin::Hot, None, now);
                 self.lanes.stats.hot_enqueued += u64::from(offered != Offered::Ignored);
             } else {
+                if self.source.is_walking() {
+                    self.wait_for_late(row.sequence, known, now);
+                }
                 self.source.wake();
             }
         }
