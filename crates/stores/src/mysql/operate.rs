@@ -316,7 +316,7 @@ const DELETE: &str = "
     left join {attempts} a on a.sequence = e.sequence";
 
 const FIRST_HELD: &str = concat!(
-    "select e.sequence from {events} e
+    "select e.sequence from {events} e force index ({bare}_lane_idx)
     where e.lane = ? and e.destination = ? and e.wait = 'held' and ",
     unsettled!(),
     " order by e.sequence limit 1"
