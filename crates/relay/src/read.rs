@@ -390,7 +390,7 @@ impl Driver {
     }
 }
 
-/// Gives the lanes what is to be taken of a page of one destination's cursor. Returns whether all of it is in
+/// Hands the lanes what is to be taken of a page of one destination's cursor. Returns whether all of it is in
 /// hand, so that the cursor may move on.
 pub(crate) fn take_behind(
     source: &mut Source,

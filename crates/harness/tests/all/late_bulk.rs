@@ -162,7 +162,7 @@ async fn run<DB: Dialect>(on: &Fixture, pool: &Pool<DB>, paused: bool) {
     assert!(!nightly() || worst <= WORSE, "the 99th percentile is {worst:.1} times as long");
 }
 
-/// Prints the quantiles of how long events of others took. Gives the 99th percentile.
+/// Prints the quantiles of how long events of others took. Returns the 99th percentile.
 fn quantiles(what: &str, mut took: Vec<Duration>) -> Duration {
     took.sort_unstable();
     let at = |part: f64| {

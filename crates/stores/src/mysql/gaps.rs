@@ -121,7 +121,7 @@ impl Gaps {
         (used, old)
     }
 
-    /// Takes out the runs of more than so many numbers: gives them, in pieces.
+    /// Takes out the runs of more than so many numbers, and returns them in pieces.
     pub(super) fn take_long(&mut self, long: i64, piece: i64) -> Vec<(i64, i64)> {
         let mut pieces = Vec::new();
         for gap in self.0.extract_if(.., |gap| gap.last - gap.first >= long) {
