@@ -279,7 +279,6 @@ impl Lanes {
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         lane.held = true;
         lane.holds += 1;
-        lane.again = true;
         entry.state = State::Settling(Then::Hold);
         entry.charge = None;
         let settlement = self.hold(sequence, &entry, id);

@@ -105,6 +105,8 @@ impl Lanes {
             return;
         };
         lane.holds -= 1;
+        // A read that is under way may have looked before.
+        lane.again = true;
         let first = lane.held_from == 0 && lane.written.is_some_and(|written| written < next);
         lane.held_from = next;
         if lane.stands_released() {

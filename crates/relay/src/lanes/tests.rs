@@ -24,6 +24,7 @@ mod global;
 mod left;
 mod outage;
 mod pause;
+mod release;
 mod schedule;
 mod spill;
 mod whereabouts;
@@ -150,40 +151,6 @@ fn a_failed_event_blocks_only_its_own_lane_and_its_followers_are_marked_held_onc
     assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None, now()), Offered::Held);
     assert_eq!(lanes.offer(row(5, 2), Origin::Cold, None, now()), Offered::Accepted);
     assert_eq!(dispatch(&mut lanes), [5]);
-}
-
-#[test]
-fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
-    let mut lanes = open(OnDead::Skip);
-    for sequence in 1..=3 {
-        lanes.offer(row(sequence, 1), Origin::Cold, None, now());
-    }
-    dispatch(&mut lanes);
-    lanes.published(vec![(1, Outcome::retry("no"))], now());
-    settle(&mut lanes);
-    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
-    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Accepted);
-    assert_eq!(dispatch(&mut lanes), [1]);
-    // Written while the head is under way: must not overtake 2 and 3.
-    assert_eq!(lanes.offer(row(4, 1), Origin::Hot, None, now()), Offered::Held);
-    lanes.published(vec![(1, Outcome::Delivered)], now());
-    assert!(lanes.next_releases().is_empty(), "4 is not written yet");
-    settle(&mut lanes);
-    let release = lanes.next_releases().pop().unwrap();
-    assert_eq!(release.destination, "there");
-    let held = |sequence| Fetched { wait: Some(Wait::Held), ..row(sequence, 1) };
-    lanes.released(&release, Some(vec![held(2), held(3), held(4)]), now());
-    for sequence in [2, 3, 4] {
-        assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.published(vec![(sequence, Outcome::Delivered)], now());
-    }
-    settle(&mut lanes);
-    // Only an empty page says that there are no more.
-    let last = lanes.next_releases().pop().unwrap();
-    lanes.released(&last, Some(Vec::new()), now());
-    assert!(lanes.next_releases().is_empty());
-    assert!(lanes.is_idle());
-    assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Accepted);
 }
 
 #[test]
@@ -528,40 +495,6 @@ fn a_shard_that_is_lost_twice_is_not_taken_back_before_the_answer() {
     }
     lanes.published(vec![(1, Outcome::Delivered)], now());
     assert_eq!((lanes.in_flight(), lanes.busy_shards()), (0, BTreeSet::new()));
-}
-
-#[test]
-fn a_blocked_lane_that_is_no_longer_blocked_in_the_table_goes_on() {
-    let mut lanes = open(OnDead::Park);
-    lanes.offer(row(1, 1), Origin::Cold, None, now());
-    dispatch(&mut lanes);
-    let early = lanes.read_began();
-    lanes.published(vec![(1, Outcome::dead("never"))], now());
-    settle(&mut lanes);
-    // This read began before the death was written: its silence says nothing.
-    lanes.reconcile(early, None, &[]);
-    lanes.read_merged(early);
-    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
-    settle(&mut lanes);
-    let read = lanes.read_began();
-    lanes.reconcile(read, None, &[]);
-    lanes.read_merged(read);
-    let release = lanes.next_releases().pop().unwrap();
-    lanes.released(&release, Some(vec![Fetched { wait: Some(Wait::Held), ..row(2, 1) }]), now());
-    assert_eq!(dispatch(&mut lanes), [2]);
-}
-
-#[test]
-fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
-    let mut lanes = open(OnDead::Skip);
-    let early = lanes.read_began();
-    // The shard is acquired while that read is under way, which asks for other shards.
-    let blocked = blocked(1, true, false);
-    lanes.block(0, &blocked);
-    lanes.reconcile(early, None, &[]);
-    lanes.read_merged(early);
-    assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
-    assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
 }
 
 #[test]
