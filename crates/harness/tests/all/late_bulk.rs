@@ -13,7 +13,7 @@ use std::{
     collections::HashMap,
     ops::Range,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -116,7 +116,7 @@ async fn run<DB: Dialect>(on: &Fixture, pool: &Pool<DB>, paused: bool) {
     let mut resumed = committed;
     if paused {
         others.watch(&received).await;
-        assert_eq!(received.bulk(), 0, "the destination was paused");
+        assert_eq!(received.taken.borrow().bulk, 0, "the destination was paused");
         resumed = Instant::now();
         on.store.resume(&pause).await.unwrap();
         on.store.notify().await.unwrap();
@@ -126,14 +126,14 @@ async fn run<DB: Dialect>(on: &Fixture, pool: &Pool<DB>, paused: bool) {
         received.gate.send_replace(true);
     }
     let all = bulk() as usize + followers.len();
-    until("the bulk", || received.bulk() >= all).await;
+    received.until("the bulk", |taken| taken.bulk >= all).await;
     let delivered = Instant::now();
     let commits = others.stop().await;
-    until("the others", || received.others() >= commits.len()).await;
+    received.until("the others", |taken| taken.at.len() >= commits.len()).await;
     on.until_drained().await;
     let stats = relay.stop().await.unwrap();
 
-    let taken = received.taken.lock().unwrap();
+    let taken = received.taken.borrow();
     assert_eq!(taken.faults, Vec::<String>::new());
     assert_eq!(taken.bulk, all, "each once");
     assert_eq!(taken.at.len(), commits.len(), "each once");
@@ -179,14 +179,6 @@ fn quantiles(what: &str, mut took: Vec<Duration>) -> Duration {
         );
     }
     at(0.99)
-}
-
-async fn until(what: &str, reached: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !reached() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// A relay with a destination for the bulk, and another one.
@@ -262,11 +254,9 @@ impl Others {
     async fn until_through(&self, received: &Received, count: u32) {
         let from = *self.committed.borrow() + 1;
         let to = from + count;
-        until("others", || {
-            let taken = received.taken.lock().unwrap();
-            (from..to).filter(|n| n % 2 == 0).all(|n| taken.at.contains_key(&n))
-        })
-        .await;
+        let through =
+            |taken: &Taken| (from..to).filter(|n| n % 2 == 0).all(|n| taken.at.contains_key(&n));
+        received.until("others", through).await;
     }
 
     async fn stop(self) -> Vec<(Instant, &'static str)> {
@@ -278,7 +268,7 @@ impl Others {
 /// What was delivered.
 #[derive(Clone)]
 struct Received {
-    taken: Arc<Mutex<Taken>>,
+    taken: watch::Sender<Taken>,
     /// Whether the bulk is taken.
     gate: watch::Sender<bool>,
 }
@@ -296,17 +286,15 @@ struct Taken {
 
 impl Default for Received {
     fn default() -> Self {
-        Self { taken: Arc::default(), gate: watch::Sender::new(false) }
+        Self { taken: watch::Sender::default(), gate: watch::Sender::new(false) }
     }
 }
 
 impl Received {
-    fn bulk(&self) -> usize {
-        self.taken.lock().unwrap().bulk
-    }
-
-    fn others(&self) -> usize {
-        self.taken.lock().unwrap().at.len()
+    async fn until(&self, what: &str, reached: impl Fn(&Taken) -> bool) {
+        let mut taken = self.taken.subscribe();
+        let waited = tokio::time::timeout(LIMIT, taken.wait_for(reached)).await;
+        assert!(waited.is_ok(), "waited in vain for {what}");
     }
 }
 
@@ -348,10 +336,7 @@ impl Transport for Named {
         if batch.iter().any(|envelope| envelope.event.event_type() == "Bulk") {
             let _ = self.received.gate.subscribe().wait_for(|open| *open).await;
         }
-        let mut taken = self.received.taken.lock().unwrap();
-        for envelope in batch {
-            taken.take(envelope);
-        }
+        self.received.taken.send_modify(|taken| batch.iter().for_each(|one| taken.take(one)));
         vec![Outcome::Delivered; batch.len()]
     }
 }

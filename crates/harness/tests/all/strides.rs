@@ -120,8 +120,8 @@ impl Run<'_> {
         };
         let relay = Relay::new(store, Arc::new(recorder.clone()), config).expect("a relay");
         relay.start().await.expect("the relay does not start");
-        let mut owns = relay.watch();
-        let all = owns.wait_for(|stats| stats.shards > 0 && stats.shards_owned == stats.shards);
+        let mut stats = relay.watch();
+        let all = stats.wait_for(|stats| stats.shards > 0 && stats.shards_owned == stats.shards);
         tokio::time::timeout(LIMIT, all).await.expect("shards in time").expect("a relay");
         let other = match self.other {
             Some(other) => Some(other.begin(&url, &tables).await),
@@ -140,10 +140,9 @@ impl Run<'_> {
             committed.extend(writer.await.expect("a writer"));
         }
         let written = begun.elapsed();
-        while recorder.count() < self.count {
-            assert!(begun.elapsed() < LIMIT, "{} were delivered", recorder.count());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let all = stats.wait_for(|stats| stats.delivered >= self.count as u64);
+        let waited = tokio::time::timeout(LIMIT, all).await.is_ok();
+        assert!(waited, "{} were delivered", relay.stats().delivered);
         let took = begun.elapsed();
         println!("written in {written:.1?}, delivered in {took:.1?}");
         if let Some(other) = other {
@@ -256,21 +255,11 @@ impl Begun {
 
 /// Remembers the numbers of each key in the order of their delivery.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Delivered>>);
-
-#[derive(Default)]
-struct Delivered {
-    count: usize,
-    by_key: HashMap<String, Vec<i64>>,
-}
+struct Recorder(Arc<Mutex<HashMap<String, Vec<i64>>>>);
 
 impl Recorder {
-    fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).count
-    }
-
     fn delivered(&self) -> HashMap<String, Vec<i64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_key.clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -282,10 +271,9 @@ impl Transport for Recorder {
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
         let mut delivered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        delivered.count += batch.len();
         for envelope in batch {
             let key = envelope.event.ordering_key().unwrap_or_default();
-            delivered.by_key.entry(key).or_default().push(envelope.sequence);
+            delivered.entry(key).or_default().push(envelope.sequence);
         }
         vec![Outcome::Delivered; batch.len()]
     }
