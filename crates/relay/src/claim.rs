@@ -59,7 +59,7 @@ impl Driver {
         let reserved = self.highest + RESERVE;
         let held = self.shards.held();
         let mark = self.mark();
-        let leases = if self.by_rows() { self.lanes.leases() } else { Vec::new() };
+        let rows = if self.by_rows() { self.lanes.claimed() } else { Vec::new() };
         let relay = self.shards.relay.clone();
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
         let (by_rows, deadline) = (self.by_rows(), self.config.deadline());
@@ -71,8 +71,8 @@ impl Driver {
                     let asked_at = clock.now();
                     let mut still = Vec::new();
                     if by_rows {
-                        if !leases.is_empty() {
-                            within(deadline, store.renew_rows(&relay, &leases)).await?;
+                        if !rows.is_empty() {
+                            within(deadline, store.renew_rows(&relay, &rows)).await?;
                         }
                     } else if !held.is_empty() {
                         still = within(deadline, store.renew(&relay, &held, &mark)).await?;

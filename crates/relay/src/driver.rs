@@ -40,6 +40,7 @@ use crate::{
     pauses::Pauses,
     read::Survey,
     route::Routes,
+    rows::Claimed,
     settle::Batch,
     shards::Shards,
     source::{NextRead, Source, Take},
@@ -72,7 +73,7 @@ pub(crate) enum Done {
     Claimed {
         claim: Arc<RowLease>,
         next: NextRead,
-        rows: Result<(Vec<Fetched>, Position)>,
+        claimed: Result<Claimed>,
         reserved: Charge,
     },
     Hot {
@@ -85,6 +86,9 @@ pub(crate) enum Done {
         claim: Arc<RowLease>,
         rows: Result<Vec<Fetched>>,
         reserved: Charge,
+    },
+    GivenBack {
+        result: Result<()>,
     },
     Released {
         release: Release,
@@ -366,9 +370,6 @@ impl Driver {
     }
 
     async fn drive(&mut self) -> Result<()> {
-        if self.by_rows() {
-            self.start_rows().await?;
-        }
         loop {
             self.pump();
             self.publish_stats();
@@ -478,9 +479,9 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Claimed { claim, next, rows, reserved } => {
+            Done::Claimed { claim, next, claimed, reserved } => {
                 drop(reserved);
-                self.claimed(&claim, &next, rows, now);
+                self.claimed(&claim, &next, claimed, now);
             }
             Done::Hot { read, rows, reserved, beyond } => {
                 drop(reserved);
@@ -504,16 +505,20 @@ impl Driver {
                 drop(reserved);
                 match rows {
                     Ok(rows) => {
-                        self.lanes.stats.hot_enqueued += rows.len() as u64;
-                        for row in rows {
-                            self.lanes.offer(row, Origin::Hot, Some(&claim), now);
-                        }
+                        let news = self.offer_claimed(rows, Origin::Hot, &claim, now);
+                        self.lanes.stats.hot_enqueued += news as u64;
                     }
                     Err(error) => {
                         self.lanes.stats.database_errors += 1;
                         tracing::debug!(%error, "hot claim failed; left to the poller");
                         self.source.wake();
                     }
+                }
+            }
+            // Otherwise they are free when their lease has run out.
+            Done::GivenBack { result } => {
+                if let Err(error) = result {
+                    self.database_failed("giving rows back", &error);
                 }
             }
             Done::Behind { read, destination, generation, take, page, reserved } => {

@@ -4,28 +4,26 @@ use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
     Result,
-    store::{Due, Fetched, Page, Position, RowLease, Wait},
+    store::{ClaimedRows, Due, Fetched, Page, RowLease, Wait},
 };
 
 use crate::{
     budget::Charge,
     driver::{Done, Driver},
-    lanes::Origin,
+    lanes::{Offered, Origin},
     read::within,
     source::NextRead,
 };
 
-impl Driver {
-    /// Row leases start at the lowest mark: everything before is settled.
-    pub(crate) async fn start_rows(&mut self) -> Result<()> {
-        let shards = within(self.config.deadline(), self.store.shards()).await?;
-        let mark = shards.iter().map(|shard| shard.mark).min().unwrap_or(0);
-        let to = Position { sequence: mark, context: String::new() };
-        let store = &self.store;
-        self.source.rewind(to, |positions| store.join(positions));
-        Ok(())
-    }
+/// What a claim has brought.
+pub(crate) enum Claimed {
+    /// Rows that were free, and how far claims have come.
+    Free(ClaimedRows),
+    /// A row whose claim had expired.
+    Expired(Option<Fetched>),
+}
 
+impl Driver {
     /// Row leases: the same three reads, each of which claims what it finds.
     pub(crate) fn claim(&mut self, next: NextRead, reserved: Charge) {
         let claim = self.next_claim();
@@ -35,31 +33,24 @@ impl Driver {
         let may_claim_expired = self.expired.is_none();
         let (deadline, cursor) = (self.config.deadline(), self.source.position().sequence);
         self.tasks.spawn(async move {
-            let rows = match &next {
+            let claimed = match &next {
                 NextRead::Ahead(from, limit) => {
-                    within(deadline, store.claim(&relay, &claim, from, *limit))
-                        .await
-                        .map(|claimed| (claimed.rows, claimed.position))
+                    let free = store.claim(&relay, &claim, from, *limit);
+                    within(deadline, free).await.map(Claimed::Free)
                 }
                 NextRead::Late(from, limit) => {
-                    within(deadline, store.claim_late(&relay, &claim, from, *limit))
-                        .await
-                        .map(|claimed| (claimed.rows, claimed.position))
+                    let free = store.claim_late(&relay, &claim, from, *limit);
+                    within(deadline, free).await.map(Claimed::Free)
                 }
                 // One at a time: an event whose dispatch kills its process is alone when it does.
                 NextRead::Due(..) if may_claim_expired => {
                     let expired = store.claim_expired(&relay, &claim, cursor);
-                    within(deadline, expired).await.map(|row| {
-                        let rows = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
-                        (rows.into_iter().collect(), Position::default())
-                    })
+                    within(deadline, expired).await.map(Claimed::Expired)
                 }
                 // What is passed over under row leases is written back instead: nobody is behind.
-                NextRead::Due(..) | NextRead::Behind { .. } => {
-                    Ok((Vec::new(), Position::default()))
-                }
+                NextRead::Due(..) | NextRead::Behind { .. } => Ok(Claimed::Expired(None)),
             };
-            Done::Claimed { claim, next, rows, reserved }
+            Done::Claimed { claim, next, claimed, reserved }
         });
     }
 
@@ -67,30 +58,28 @@ impl Driver {
         &mut self,
         claim: &Arc<RowLease>,
         next: &NextRead,
-        rows: Result<(Vec<Fetched>, Position)>,
+        claimed: Result<Claimed>,
         now: Instant,
     ) {
-        let Some((rows, position)) = self.came(rows, "claiming", now) else {
-            return;
-        };
-        if matches!(next, NextRead::Due(..)) {
-            self.expired = self.expired.or(rows.first().map(|row| row.sequence));
-        }
-        // Each kind of rows may take half of the bytes.
-        let bytes = rows.iter().fold(0_usize, |bytes, row| bytes.saturating_add(row.bytes));
-        let limit = next.limit();
-        let caught_up = rows.len() < limit.rows && bytes < limit.bytes / 2;
-        let news = self.offer_all(rows, Origin::Cold, Some(claim));
-        match next {
-            NextRead::Ahead(..) => {
-                let page = Page { rows: Vec::new(), position, caught_up };
-                self.source.read_ahead(&page, self.source.generation(), news);
+        match self.came(claimed, "claiming", now) {
+            None => {}
+            Some(Claimed::Free(ClaimedRows { rows, position, caught_up })) => {
+                let count = rows.len();
+                let news = self.offer_claimed(rows, Origin::Cold, claim, now);
+                self.lanes.stats.cold_enqueued += news as u64;
+                // What was given back comes again, and not at once.
+                let page =
+                    Page { rows: Vec::new(), position, caught_up: caught_up || news < count };
+                let generation = self.source.generation();
+                match next {
+                    NextRead::Late(..) => self.source.read_late(&page, generation, news),
+                    _ => self.source.read_ahead(&page, generation, news),
+                }
             }
-            NextRead::Late(..) => {
-                let page = Page { rows: Vec::new(), position, caught_up: true };
-                self.source.read_late(&page, self.source.generation(), news);
-            }
-            NextRead::Due(..) | NextRead::Behind { .. } => {
+            Some(Claimed::Expired(row)) => {
+                let row = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
+                self.expired = self.expired.or(row.as_ref().map(|row| row.sequence));
+                let news = self.offer_all(row.into_iter().collect(), Origin::Cold, Some(claim));
                 // There may be more whose claim has expired.
                 let due = Due { rows: Vec::new(), more: None, next: None };
                 self.source.read_due(&due, now, news);
@@ -99,6 +88,36 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Offers rows that were free. One that is known still was given back, or failed, and the answer to that
+    /// write is under way: it is free again in the table, and stays so.
+    pub(crate) fn offer_claimed(
+        &mut self,
+        rows: Vec<Fetched>,
+        origin: Origin,
+        claim: &Arc<RowLease>,
+        now: Instant,
+    ) -> usize {
+        let count = rows.len();
+        let mut known = Vec::new();
+        for row in rows {
+            let sequence = row.sequence;
+            self.highest = self.highest.max(sequence);
+            if self.lanes.offer(row, origin, Some(claim), now) == Offered::Ignored {
+                known.push(sequence);
+            }
+        }
+        let news = count - known.len();
+        if !known.is_empty() {
+            let (store, claim) = (Arc::clone(&self.store), Arc::clone(claim));
+            let deadline = self.config.deadline();
+            self.tasks.spawn(async move {
+                let result = within(deadline, store.unclaim(&claim, &known)).await;
+                Done::GivenBack { result }
+            });
+        }
+        news
     }
 
     pub(crate) fn claim_hot(&mut self, sequences: Vec<i64>, bytes: usize) {

@@ -25,6 +25,8 @@ use sqlx::{
 };
 use uuid::Uuid;
 
+#[path = "mysql/claims.rs"]
+mod claims;
 #[path = "mysql/statements.rs"]
 mod statements;
 

@@ -10,8 +10,8 @@ use posthaste_core::{
     ErrorKind, Event, Key, Status,
     store::{
         Claim, Diagnose, Fence, Filter, Identity, Inspect, LaneKey, Leases, Level, Limit, Operate,
-        Position, Read, Relay, RelayOrdering, RowLease, Schema, Selection, Settle, Settlement,
-        Verdict, Wake,
+        Position, Read, Relay, RelayOrdering, RowLease, RowsInHand, Schema, Selection, Settle,
+        Settlement, Verdict, Wake,
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
@@ -315,6 +315,45 @@ async fn a_freed_event_that_is_discarded_frees_the_next_of_its_lane() {
     }
 }
 
+/// One slow handler has the first event, and many others were sent since.
+#[tokio::test]
+async fn what_is_given_back_far_behind_a_slow_event_is_claimed_again() {
+    let folder = Folder::new();
+    let store = folder.store("app.db").await;
+    store.migrate(None).await.unwrap();
+    enqueue(&store, &[event("slow")]).await;
+    let (relay, limit) = (relay(), Limit::rows(10));
+    let first = store.claim(&relay, &token(1), &Position::default(), limit).await.unwrap();
+    let fill = format!(
+        "insert into {} (event_id, event_type, payload, sent_at)
+         with recursive n (n) as (select 1 union all select n + 1 from n where n < 60000)
+         select hex(randomblob(16)), 'T', '', 1 from n",
+        store.tables().name()
+    );
+    sqlx::raw_sql(AssertSqlSafe(fill)).execute(store.pool()).await.unwrap();
+    let given_back = enqueue(&store, &[event("given back")]).await;
+    let mut position = first.position;
+    let mut claimed = Vec::new();
+    for turn in 0.. {
+        let page = store.claim(&relay, &token(2), &position, limit).await.unwrap();
+        claimed.extend(page.rows.iter().map(|row| row.sequence));
+        position = page.position;
+        if page.caught_up {
+            break;
+        }
+        assert!(turn < 5, "it does not come to an end");
+    }
+    assert_eq!(claimed, given_back);
+    store.unclaim(&token(2), &given_back).await.unwrap();
+    let mut swept = Vec::new();
+    for _ in 0..3 {
+        let page = store.claim_late(&relay, &token(3), &position, limit).await.unwrap();
+        swept.extend(page.rows.iter().map(|row| row.sequence));
+        position = page.position;
+    }
+    assert_eq!(swept, given_back);
+}
+
 #[tokio::test]
 async fn a_file_that_left_wal_mode_is_a_problem_until_it_is_back() {
     let folder = Folder::new();
@@ -388,7 +427,8 @@ async fn plans_use_the_indexes() {
         .unwrap();
     store.claim_expired(&relay, &token(3), i64::MAX).await.unwrap();
     store.claim_hot(&relay, &token(4), &[1]).await.unwrap();
-    store.renew_rows(&relay, &[token(1)]).await.unwrap();
+    let in_hand = RowsInHand { lease: token(1), sequences: vec![1] };
+    store.renew_rows(&relay, &[in_hand]).await.unwrap();
     store.unclaim(&token(1), &[1]).await.unwrap();
     store.settle(&fence, &[settle(1, retry_verdict)], true).await.unwrap();
     store.settle(&fence, &[settle(2, Verdict::Sent)], true).await.unwrap();

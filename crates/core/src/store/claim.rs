@@ -15,8 +15,19 @@ pub struct RowLease {
 pub struct ClaimedRows {
     /// The rows, in the order of their sequence.
     pub rows: Vec<Fetched>,
-    /// Where the claims of this relay stand.
+    /// Where the claims of this relay stand. Without a context, reading starts at the stored marks.
     pub position: Position,
+    /// Nothing more can be claimed now. Otherwise the next call goes on at once.
+    pub caught_up: bool,
+}
+
+/// Rows in hand under one claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowsInHand {
+    /// The claim.
+    pub lease: RowLease,
+    /// The rows.
+    pub sequences: Vec<i64>,
 }
 
 /// Taking single rows, for unordered work (`none`). Two claimers never share a row; an expired
@@ -46,7 +57,8 @@ pub trait Claim {
 
     /// Claims one row whose lease has expired, and records an attempt before it is handed out: its
     /// dispatch may have killed the relay that had it. A row beyond `until`, the claimer's cursor, may
-    /// be left out: where a large backlog waits, it would be looked through for nothing.
+    /// be left out: where a large backlog waits, it would be looked through for nothing. One call walks over a
+    /// part of the rows; calls without a row go on where the last one ended.
     async fn claim_expired(
         &self,
         relay: &Relay,
@@ -63,8 +75,8 @@ pub trait Claim {
         sequences: &[i64],
     ) -> Result<Vec<Fetched>>;
 
-    /// Extends the leases that are still held.
-    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()>;
+    /// Extends the leases of these rows, as far as they are still held.
+    async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()>;
 
     /// Gives rows back at a graceful stop.
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()>;

@@ -7,6 +7,8 @@ mod support;
 
 mod brokers;
 
+mod claims;
+
 mod delivery;
 
 mod dependencies;

@@ -36,14 +36,14 @@
 //!   dead and takes no other with it.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use posthaste_core::{
     Key,
-    store::{Identity, RowLease, Settlement, Verdict},
+    store::{Identity, RowLease, RowsInHand, Settlement, Verdict},
 };
 
 use crate::{
@@ -438,17 +438,19 @@ impl Lanes {
             })
     }
 
-    /// The claims under which events are in hand (row leases).
-    pub fn leases(&self) -> Vec<RowLease> {
-        let mut leases: Vec<_> = self
-            .known
-            .values()
-            .filter(|entry| !matches!(entry.state, State::Leaving { .. }))
-            .filter_map(|entry| entry.lease.as_deref().cloned())
-            .collect();
-        leases.sort_by(|a, b| a.token.cmp(&b.token));
-        leases.dedup();
-        leases
+    /// The events in hand, by the claims under which they are (row leases).
+    pub fn claimed(&self) -> Vec<RowsInHand> {
+        let mut claimed: HashMap<&RowLease, Vec<i64>> = HashMap::new();
+        for (sequence, entry) in &self.known {
+            if !matches!(entry.state, State::Leaving { .. })
+                && let Some(lease) = entry.lease.as_deref()
+            {
+                claimed.entry(lease).or_default().push(*sequence);
+            }
+        }
+        let in_hand =
+            |(lease, sequences): (&RowLease, _)| RowsInHand { lease: lease.clone(), sequences };
+        claimed.into_iter().map(in_hand).collect()
     }
 
     /// Forgets what waits: the claims on it have run out (row leases).

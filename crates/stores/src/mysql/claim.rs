@@ -11,16 +11,18 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
 };
 use sqlx::{MySqlConnection, MySqlExecutor};
 
 use super::{
-    ClaimStyle, LIST, MySqlStore, micros, padded,
+    ClaimStyle, LIST, MySqlStore,
+    life::Stamped,
+    micros, padded,
     read::Query,
     row::{columns, fetched, fetched_all, fresh, unsettled},
-    sweep::{Sweep, WINDOW},
-    tracker::Context,
+    sweep::Sweep,
+    tracker::{Context, join},
 };
 use crate::failure::failed;
 
@@ -36,29 +38,34 @@ impl Claim for MySqlStore {
         from: &Position,
         limit: Limit,
     ) -> Result<ClaimedRows> {
-        let mut claimed = ClaimedRows { rows: Vec::new(), position: from.clone() };
         let mut session = self.session("claiming events").await?;
         // At most half for those whose time has come: neither they nor the fresh ones starve.
         let half = Limit { rows: limit.rows.div_ceil(2), bytes: limit.bytes.div_ceil(2) };
         let due = self.due(&mut session, self.fewer(half).rows).await?;
         let behind = self.lowest_mark(&mut *session).await?.sequence.max(from.sequence);
-        let (fresh, newest) = self.any_fresh(&mut session, behind).await?;
+        let Ahead { fresh, edge, newest } = self.fresh_ahead(&mut session, behind).await?;
+        let mut claimed = ClaimedRows {
+            rows: Vec::new(),
+            position: Position { sequence: edge, context: from.context.clone() },
+            caught_up: edge >= newest,
+        };
         if due.is_empty() && !fresh {
             session.done();
-            claimed.position.sequence = newest.max(from.sequence);
             return Ok(claimed);
         }
         let mut transaction = session.begin("claiming events").await?;
         let mut rows = self.take_listed(&mut transaction, relay, lease, &due, half.bytes).await?;
+        claimed.caught_up &= due.len() < half.rows && rows.len() == due.len();
         if fresh {
             let limit = Limit { rows: limit.rows.saturating_sub(rows.len()), ..half };
             let taken =
-                self.take_between(&mut transaction, relay, lease, behind, i64::MAX, limit).await?;
+                self.take_between(&mut transaction, relay, lease, behind, edge, limit).await?;
             // When there were no more, claims go on behind what others hold or have sent; the
             // sweep looks after what was passed over.
-            let newest = if taken.cut { 0 } else { newest };
-            let last = taken.rows.last().map_or(0, |last| last.sequence);
-            claimed.position.sequence = from.sequence.max(last).max(newest);
+            if taken.cut {
+                let last = taken.rows.last().map_or(behind, |last| last.sequence);
+                (claimed.position.sequence, claimed.caught_up) = (last, false);
+            }
             rows.extend(taken.rows);
         }
         transaction.commit().await.map_err(failed("claiming events"))?;
@@ -80,28 +87,53 @@ impl Claim for MySqlStore {
         let mut sweep = if let Some(sweep) = Sweep::parse(from) {
             sweep
         } else {
-            let mark = self.lowest_mark(&mut *session).await?;
-            Sweep::from_mark(usable_in(mark, &session.life))
+            Sweep::from_mark(self.all_marks(&mut session).await?)
         };
-        self.look_behind(&mut session, &mut sweep, from.sequence).await?;
-        let floor = self.raise_floor(&mut session, sweep.floor, sweep.seen.sequence).await?;
+        let late = self.look_behind(&mut session, &mut sweep, from.sequence).await?;
+        let up_to = sweep.seen.sequence;
+        let (floor, climbs) = self.raise_floor(&mut session, sweep.floor, up_to).await?;
         let moved = floor != sweep.floor;
         sweep.floor = floor;
         let mut rows = Vec::new();
-        let up_to = from.sequence.min(floor.saturating_add(WINDOW));
-        if self.fresh_between(&mut session, floor, up_to).await? {
+        if !late.is_empty() {
+            // They can lie far apart.
             let mut transaction = session.begin("sweeping").await?;
-            let taken = self.take_between(&mut transaction, relay, lease, floor, up_to, limit);
-            rows = taken.await?.rows;
+            let late = &late[..late.len().min(limit.rows)];
+            rows = self.take_listed(&mut transaction, relay, lease, late, limit.bytes).await?;
             transaction.commit().await.map_err(failed("sweeping"))?;
+        }
+        let size = rows.iter().fold(0_usize, |size, row| size.saturating_add(row.bytes));
+        let rest = Limit {
+            rows: limit.rows.saturating_sub(rows.len()),
+            bytes: limit.bytes.saturating_sub(size),
+        };
+        let first = sweep.after.max(floor);
+        let last = self.edge(&mut session, first).await?.min(from.sequence).max(first);
+        let mut cut = rest.rows == 0 || rest.bytes == 0;
+        sweep.after = if cut { first } else { last };
+        if !cut && self.fresh_between(&mut session, first, last).await? {
+            let mut transaction = session.begin("sweeping").await?;
+            let taken =
+                self.take_between(&mut transaction, relay, lease, first, last, rest).await?;
+            transaction.commit().await.map_err(failed("sweeping"))?;
+            cut = taken.cut;
+            if let Some(row) = taken.rows.last().filter(|_| cut) {
+                sweep.after = row.sequence;
+            }
+            rows.extend(taken.rows);
+        }
+        if sweep.after >= from.sequence {
+            sweep.after = floor;
         }
         if moved {
             self.keep_floor(&mut session, &sweep).await?;
         }
         session.done();
+        let goes_on = cut || climbs || (!rows.is_empty() && last < from.sequence);
         Ok(ClaimedRows {
             rows: in_order(rows),
             position: Position { sequence: from.sequence, context: sweep.to_text() },
+            caught_up: !goes_on,
         })
     }
 
@@ -145,25 +177,15 @@ impl Claim for MySqlStore {
         Ok(in_order(rows))
     }
 
-    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
+    async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()> {
         let mut session = self.session("renewing row leases").await?;
-        for leases in leases.chunks(LIST) {
-            let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
-            let mut query = sqlx::query_as(self.listing(CARRYING, tokens.len()));
-            for token in padded(&tokens) {
-                query = query.bind(token);
-            }
-            let rows: Vec<(i64, String)> =
-                query.fetch_all(&mut *session).await.map_err(failed("renewing row leases"))?;
-            for rows in rows.chunks(LIST) {
-                let mut query =
-                    sqlx::query(self.listing(RENEW_ROWS, rows.len())).bind(micros(relay.lease));
-                let rows: Vec<(i64, &str)> = rows.iter().map(|row| (row.0, &*row.1)).collect();
-                for (sequence, _) in padded(&rows) {
+        for RowsInHand { lease, sequences } in rows {
+            for sequences in sequences.chunks(LIST) {
+                let mut query = sqlx::query(self.listing(RENEW_ROWS, sequences.len()))
+                    .bind(micros(relay.lease))
+                    .bind(&lease.token);
+                for sequence in padded(sequences) {
                     query = query.bind(sequence);
-                }
-                for (_, token) in padded(&rows) {
-                    query = query.bind(token);
                 }
                 query.execute(&mut *session).await.map_err(failed("renewing row leases"))?;
             }
@@ -186,14 +208,6 @@ impl Claim for MySqlStore {
     }
 }
 
-/// A mark as a sweep starts from it in this life of the server.
-fn usable_in(mark: Position, life: &str) -> Position {
-    match Context::parse(&mark.context) {
-        Some(context) => Position { context: context.in_life(life).to_string(), ..mark },
-        None => Position::default(),
-    }
-}
-
 fn in_order(mut rows: Vec<Fetched>) -> Vec<Fetched> {
     rows.sort_unstable_by_key(|row| row.sequence);
     rows
@@ -203,12 +217,19 @@ fn in_order(mut rows: Vec<Fetched>) -> Vec<Fetched> {
 const LOWEST_MARK: &str = "
     select mark, mark_context from {shards} where tenant_group = '' order by mark limit 1";
 
-const ANY_FRESH: &str = concat!(
-    "select exists (select 1 from {events} e force index (primary)
-        where e.sequence > ? and e.locked_until is null and ",
-    fresh!(),
-    "), coalesce((select max(sequence) from {events}), 0)"
-);
+const MARKS: &str = "select mark, mark_context from {shards} where tenant_group = ''";
+
+const NEWEST: &str = "select coalesce(max(sequence), 0) from {events}";
+
+/// What lies behind the cursor of a claim.
+struct Ahead {
+    /// Whether something of it can be claimed up to the edge.
+    fresh: bool,
+    /// Up to here one claim looks.
+    edge: i64,
+    /// The newest number of all.
+    newest: i64,
+}
 
 const FRESH_BETWEEN: &str = concat!(
     "select exists (select 1 from {events} e force index (primary)
@@ -237,17 +258,31 @@ impl MySqlStore {
         Ok(Position { sequence, context })
     }
 
-    /// Whether something can be claimed behind this number, and the newest number of all.
-    async fn any_fresh(
-        &self,
-        connection: &mut MySqlConnection,
-        behind: i64,
-    ) -> Result<(bool, i64)> {
-        sqlx::query_as(self.tables.sql(ANY_FRESH))
-            .bind(behind)
-            .fetch_one(connection)
+    /// Where sweeps start: behind the lowest mark, with what any of the shards' owners has not seen.
+    async fn all_marks(&self, session: &mut Stamped) -> Result<Position> {
+        let marks: Vec<(i64, String)> = sqlx::query_as(self.tables.sql(MARKS))
+            .fetch_all(&mut **session)
             .await
-            .map_err(failed("looking for fresh events"))
+            .map_err(failed("reading the marks"))?;
+        // A mark is of use in any life of the server.
+        let usable = |(sequence, context): (i64, String)| match Context::parse(&context) {
+            Some(context) => {
+                Position { sequence, context: context.in_life(&session.life).to_string() }
+            }
+            None => Position::default(),
+        };
+        let marks: Vec<Position> = marks.into_iter().map(usable).collect();
+        Ok(join(&marks))
+    }
+
+    async fn fresh_ahead(&self, connection: &mut MySqlConnection, behind: i64) -> Result<Ahead> {
+        let newest: i64 = sqlx::query_scalar(self.tables.sql(NEWEST))
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(failed("looking for fresh events"))?;
+        let edge = self.edge(connection, behind).await?.min(newest).max(behind);
+        let fresh = edge > behind && self.fresh_between(connection, behind, edge).await?;
+        Ok(Ahead { fresh, edge, newest })
     }
 
     async fn fresh_between(
@@ -480,15 +515,10 @@ const TAKE_EXPIRED: &str = "
 
 const ONE: &str = concat!("select ", columns!(), " from {events} e where e.sequence = ?");
 
-const CARRYING: &str = concat!(
-    "select e.sequence, e.locked_by from {events} e where e.locked_by in ({list}) and ",
-    unsettled!()
-);
-
 const RENEW_ROWS: &str = concat!(
     "update {events} e
     set e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
-    where e.sequence in ({list}) and e.locked_by in ({list}) and ",
+    where e.locked_by = ? and e.sequence in ({list}) and ",
     unsettled!()
 );
 

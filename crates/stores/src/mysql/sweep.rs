@@ -6,6 +6,7 @@ use std::{
 };
 
 use posthaste_core::{Result, store::Position};
+use sqlx::MySqlConnection;
 
 use super::{
     MySqlStore,
@@ -20,30 +21,33 @@ use crate::failure::failed;
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Most numbers that one step of a sweep walks over.
-pub(super) const WINDOW: i64 = 50_000;
+const WINDOW: i64 = 50_000;
 
 /// Where the sweeps of a relay stand.
 pub(super) struct Sweep {
     /// Nothing fresh is left at or before it but what appears late.
     pub(super) floor: i64,
+    /// Between floor and cursor, the last sweep has come to here.
+    pub(super) after: i64,
     /// What was seen up to the cursor.
     pub(super) seen: Position,
 }
 
 impl Sweep {
-    /// The context of a sweep is its floor and the context of a reader.
+    /// The context of a sweep is its floor, how far it has come, and the context of a reader.
     pub(super) fn parse(from: &Position) -> Option<Self> {
-        let (floor, context) = from.context.split_once('#')?;
+        let (floor, rest) = from.context.split_once('#')?;
+        let (after, context) = rest.split_once('#')?;
         let seen = Position { sequence: from.sequence, context: context.to_owned() };
-        Some(Self { floor: floor.parse().ok()?, seen })
+        Some(Self { floor: floor.parse().ok()?, after: after.parse().ok()?, seen })
     }
 
     pub(super) fn from_mark(mark: Position) -> Self {
-        Self { floor: mark.sequence, seen: mark }
+        Self { floor: mark.sequence, after: mark.sequence, seen: mark }
     }
 
     pub(super) fn to_text(&self) -> String {
-        format!("{}#{}", self.floor, self.seen.context)
+        format!("{}#{}#{}", self.floor, self.after, self.seen.context)
     }
 }
 
@@ -54,6 +58,8 @@ const LOWEST_FRESH: &str = concat!(
     " order by e.sequence limit 1"
 );
 
+const FIRST_AFTER: &str = "select min(sequence) from {events} where sequence > ?";
+
 /// A shard that somebody owns has a mark of its owner's.
 const KEEP_FLOOR: &str = "
     update {shards} set mark = ?, mark_context = ?
@@ -61,30 +67,41 @@ const KEEP_FLOOR: &str = "
         and (locked_by is null or locked_until < utc_timestamp(6))";
 
 impl MySqlStore {
-    /// Up to where nothing fresh is left, as far as one step goes.
+    /// Up to where nothing fresh is left, as far as one step goes, and whether the next one can go on.
     pub(super) async fn raise_floor(
         &self,
         session: &mut Stamped,
         floor: i64,
-        up_to: i64,
-    ) -> Result<i64> {
-        let up_to = up_to.min(floor.saturating_add(WINDOW));
+        until: i64,
+    ) -> Result<(i64, bool)> {
+        let up_to = self.edge(session, floor).await?.min(until).max(floor);
         let lowest: Option<i64> = sqlx::query_scalar(self.tables.sql(LOWEST_FRESH))
             .bind(floor)
             .bind(up_to)
             .fetch_optional(&mut **session)
             .await
             .map_err(failed("sweeping"))?;
-        Ok(lowest.map_or(up_to, |lowest| lowest - 1).max(floor))
+        let raised = lowest.map_or(up_to, |lowest| lowest - 1).max(floor);
+        Ok((raised, lowest.is_none() && up_to < until))
     }
 
-    /// Looks up to the cursor, and lowers the floor to before what has appeared late.
+    /// How far a walk goes that begins after this number.
+    pub(super) async fn edge(&self, connection: &mut MySqlConnection, after: i64) -> Result<i64> {
+        let first: Option<i64> = sqlx::query_scalar(self.tables.sql(FIRST_AFTER))
+            .bind(after)
+            .fetch_one(connection)
+            .await
+            .map_err(failed("looking for the next event"))?;
+        Ok(first.map_or(i64::MAX, |first| first.saturating_add(WINDOW)))
+    }
+
+    /// Looks up to the cursor, and lowers the floor to before what has appeared late. Returns that.
     pub(super) async fn look_behind(
         &self,
         session: &mut Stamped,
         sweep: &mut Sweep,
         cursor: i64,
-    ) -> Result<()> {
+    ) -> Result<Vec<i64>> {
         let reader = self.reader(session, &sweep.seen, "sweeping")?;
         sweep.floor = sweep.floor.min(reader.sequence);
         {
@@ -98,12 +115,13 @@ impl MySqlStore {
             let tracker = self.tracker_of(reader)?;
             (tracker.late(reader, i64::MAX, usize::MAX), tracker.appeared())
         };
-        if let Some(lowest) = late.iter().map(|&(_, number)| number).min() {
+        let late: Vec<i64> = late.into_iter().map(|(_, number)| number).collect();
+        if let Some(lowest) = late.iter().min() {
             sweep.floor = sweep.floor.min(lowest - 1);
         }
         let sequence = self.tracker_of(reader)?.frontier().min(cursor);
         sweep.seen = self.position(Reader { sequence, given, ..reader })?;
-        Ok(())
+        Ok(late)
     }
 
     /// So that a restart does not sweep from the beginning.

@@ -1,27 +1,47 @@
 //! Taking single rows, for unordered work.
 //!
 //! A claim looks behind its cursor and may pass over rows that another claimer has locked, or that
-//! commit later. A sweep (`claim_late`) goes back for them. Its context is `floor;snapshot;after`: of
-//! the rows that the snapshot could see, all up to the floor are settled or have a `not_before`,
-//! by which they are found. What the snapshot could not see is found by its transaction id: the
-//! snapshot names all that were given out by then (see `context`). Sweeps go in turns over what lies
-//! between floor and cursor; the last one has come to `after`.
+//! commit later. A sweep (`claim_late`) goes back for them. The context of both is
+//! `floor;snapshot;after;file;life`: of the rows that the snapshot could see, all up to the floor are
+//! settled or have a `not_before`, by which they are found. What the snapshot could not see is found by
+//! its transaction id: the snapshot names all that were given out by then (see `context`). Sweeps go in
+//! turns over what lies between floor and cursor; the last one has come to `after`. Where the file of the
+//! table or the life of the server is another one, nothing is claimed and no mark is written: claims
+//! start again from the stored marks.
+
+use std::{fmt, sync::atomic::Ordering};
 
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{Decode, Postgres, Row, Type, postgres::PgRow};
 
 use super::{
     PostgresStore,
-    context::WIDEST,
+    context::{Snapshot, WIDEST},
+    life::moved,
     micros,
     read::{WINDOW, bytes, in_order},
     row::COLUMNS,
 };
-use crate::failure::failed;
+use crate::{failure::failed, sessions::Session};
+
+/// Whether the file of the table and the life of the server are those of the claims' context.
+macro_rules! here {
+    ($file:literal, $life:literal) => {
+        concat!(
+            "with here as materialized (
+                select pg_relation_filenode('{events}'::regclass)::bigint = ",
+            $file,
+            " and coalesce((select token::text from {life}) = ",
+            $life,
+            ", false) as same
+            )"
+        )
+    };
+}
 
 /// Bytes of payload and headers of `e`.
 macro_rules! size {
@@ -39,14 +59,20 @@ impl Claim for PostgresStore {
         from: &Position,
         limit: Limit,
     ) -> Result<ClaimedRows> {
-        // Rows that fell due take at most half, so that neither kind starves. The first claim of
-        // a relay starts from the marks: what lies before is the sweep's.
+        // Rows that fell due take at most half, so that neither kind starves.
         const CLAIM: &str = concat!(
-            "with due as materialized (
+            here!("$7", "$8"),
+            ", range as materialized (
+                select (select sequence from {events} order by sequence desc limit 1) as newest,
+                       (select sequence from {events} where sequence > $3
+                        order by sequence limit 1) + $5 as edge
+            ),
+            due as materialized (
                 select e.sequence, ",
             size!(),
             " as bytes from {events} e
-                where e.not_before <= statement_timestamp() and e.locked_until is null
+                where (select same from here)
+                  and e.not_before <= statement_timestamp() and e.locked_until is null
                   and ",
             unsettled!(),
             "
@@ -58,9 +84,8 @@ impl Claim for PostgresStore {
                 select e.sequence, ",
             size!(),
             " as bytes from {events} e
-                where e.sequence > greatest($3, case when $5 then (
-                        select min(mark) from {shards} where tenant_group = ''
-                    ) end)
+                where (select same from here)
+                  and e.sequence > $3 and e.sequence <= (select edge from range)
                   and e.not_before is null and e.locked_until is null
                   and ",
             unsettled!(),
@@ -83,6 +108,12 @@ impl Claim for PostgresStore {
                     from found f
                 ) f where bytes_before < $6
             ),
+            cut as materialized (
+                select found >= $4 or found > picked as cut from (
+                    select (select count(*) from found) as found,
+                           (select count(*) from picked) as picked
+                ) c
+            ),
             e as (
                 update {events} e
                 set locked_by = $1,
@@ -92,38 +123,41 @@ impl Claim for PostgresStore {
             )
             select ",
             columns!(),
-            ", n.newest, n.last
+            ", n.same, n.caught_up, n.cursor
             from (
-                select case when (select count(*) from found) > (select count(*) from picked)
+                select h.same, not c.cut and coalesce(r.newest <= r.edge, true) as caught_up,
+                       greatest($3, case when c.cut
                            then (select max(sequence) from picked where fresh)
-                           else (select sequence from {events} order by sequence desc limit 1)
-                       end as newest,
-                       (select max(sequence) from picked where fresh) as last
+                           else least(r.edge, r.newest)
+                       end) as cursor
+                from here h, range r, cut c
             ) n
             left join e on true"
         );
+        const DOING: &str = "claiming events";
 
-        let mut session = self.sessions.take("claiming events").await?;
+        let mut session = self.sessions.take(DOING).await?;
+        let (sequence, sweep) = self.claims_from(&mut session, from).await?;
         let rows = sqlx::query(self.tables.sql(CLAIM))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .bind(from.sequence)
+            .bind(sequence)
             .bind(limit.rows as i64)
-            .bind(from.context.is_empty())
+            .bind(WINDOW)
             .bind(bytes(limit.bytes.div_ceil(2)))
+            .bind(sweep.file)
+            .bind(&sweep.life)
             .fetch_all(&mut *session)
             .await
-            .map_err(failed("claiming events"))?;
+            .map_err(failed(DOING))?;
         session.done();
-        let sequence = cursor(&rows, limit.rows).map_err(failed("claiming events"))?;
-        let rows = in_order(&rows).map_err(failed("claiming events"))?;
-        self.remember_claimed(rows.last().map(|row| row.sequence));
+        let caught_up = said_caught_up(&rows, DOING)?;
+        let sequence = said(&rows, 2, DOING)?;
+        let rows = in_order(&rows).map_err(failed(DOING))?;
         Ok(ClaimedRows {
             rows,
-            position: Position {
-                sequence: sequence.max(from.sequence),
-                context: from.context.clone(),
-            },
+            position: Position { sequence, context: sweep.to_string() },
+            caught_up,
         })
     }
 
@@ -139,29 +173,20 @@ impl Claim for PostgresStore {
         // search for expired leases starts from the first event. A sweep claims what is free in one stretch of
         // numbers, and the next one goes on there.
         const CLAIM_LATE: &str = concat!(
-            "with start as materialized (
-                select coalesce($3, m.mark) as floor, coalesce($4, m.mark_context) as context,
-                       pg_current_snapshot() as cur
-                from (
-                    select mark, mark_context from {shards}
-                    where tenant_group = ''
-                    order by mark
-                    limit 1
-                ) m
-            ),
-            begun as materialized (
+            here!("$11", "$12"),
+            ", begun as materialized (
                 select s.*, case when ids > 2147483647 then 0 else ids end as begun
                 from (
-                    select s.*, nullif(split_part(context, '|', 1), '')::pg_snapshot as prev,
+                    select $4::text::pg_snapshot as prev, cur,
                            pg_snapshot_xmax(cur)::text::bigint as xmax,
                            (age('3'::xid)::bigint + 3 + 8589934592
                                - pg_snapshot_xmax(cur)::text::bigint % 4294967296)
                            % 4294967296 as ids
-                    from start s
+                    from (select pg_current_snapshot() as cur) s
                 ) s
             ),
             seen as materialized (
-                select case when usable then floor else 0 end as floor,
+                select case when usable then $3 else 0 end as floor,
                        case when usable then array(
                            select x from pg_snapshot_xip(prev) x
                            where pg_visible_in_snapshot(x, cur)
@@ -186,7 +211,8 @@ impl Claim for PostgresStore {
                 cross join unnest(s.ended) x
                 cross join lateral (
                     select e.sequence from {events} e
-                    where (e.xid, e.sequence) > (x, 0) and (e.xid, e.sequence) <= (x, s.floor)
+                    where (e.xid, e.sequence) > (x, 0)
+                      and (e.xid, e.sequence) <= (x, greatest(s.floor, $5))
                       and e.not_before is null and ",
             unsettled!(),
             "
@@ -198,20 +224,28 @@ impl Claim for PostgresStore {
                 select least(l.first - 1, coalesce(
                            (
                                select e.sequence - 1 from {events} e
-                               where e.sequence > s.floor and e.sequence <= s.floor + $9
+                               where e.sequence > s.floor and e.sequence <= g.edge
                                  and e.sequence <= $5 and e.not_before is null and ",
             unsettled!(),
             "
                                order by e.sequence
                                limit 1
                            ),
-                           greatest(s.floor, least(s.floor + $9, $5))
+                           greatest(s.floor, least(g.edge, $5))
                        )) as floor,
                        l.first as late, greatest($5, s.floor) as until
-                from seen s, late l
+                from seen s
+                cross join late l
+                cross join lateral (
+                    select (select sequence from {events} where sequence > s.floor
+                            order by sequence limit 1) + $9 as edge
+                ) g
             ),
             stretch as materialized (
-                select m.floor, m.until, first, least(first + $9, m.until) as last
+                select m.floor, m.until, first, least((
+                           select sequence from {events} where sequence > first
+                           order by sequence limit 1
+                       ) + $9, m.until) as last
                 from moved m
                 cross join lateral (
                     select greatest(m.floor, least(coalesce($8, m.floor), m.late - 1)) as first
@@ -221,7 +255,8 @@ impl Claim for PostgresStore {
                 select e.sequence, ",
             size!(),
             " as bytes from {events} e
-                where e.sequence > (select first from stretch)
+                where (select same from here)
+                  and e.sequence > (select first from stretch)
                   and e.sequence <= (select last from stretch)
                   and e.not_before is null and e.locked_until is null and ",
             unsettled!(),
@@ -246,63 +281,77 @@ impl Claim for PostgresStore {
                 returning e.*
             ),
             swept as materialized (
-                select floor, case
-                    when (select count(*) from found) >= $6
-                        or (select count(*) from found) > (select count(*) from picked)
-                    then (select max(sequence) from picked)
+                select floor, cut, last < until and found > 0 as goes_on, case
+                    when cut then (select max(sequence) from picked)
                     when last < until then last
                     else floor
                 end as after
-                from stretch
+                from stretch, (
+                    select found, found >= $6 or found > picked as cut from (
+                        select (select count(*) from found) as found,
+                               (select count(*) from picked) as picked
+                    ) c
+                ) c
             ),
             marked as (
                 update {shards} s
-                set mark = (select floor from swept), mark_context = (select next from seen)
+                set mark = (select floor from swept),
+                    mark_context = concat_ws('|', (select next from seen), $11::text, $12::text)
                 where s.tenant_group = '' and s.shard = any(array(
                         select f.shard from {shards} f
                         where f.tenant_group = '' and f.mark <> (select floor from swept)
                           and (f.locked_by is null or f.locked_until < clock_timestamp())
-                          and (select next from seen) is not null
+                          and (select next from seen) is not null and (select same from here)
                         order by f.shard
                         for update skip locked
                     ))
             )
             select ",
             columns!(),
-            ", n.context
+            ", n.same, n.caught_up, n.floor, n.snapshot, n.after
             from (
-                select case when s.next is not null then concat_ws(';', w.floor, s.next, w.after)
-                    else concat_ws(';', least(s.floor, w.floor), s.prev::text, w.after)
-                    end as context
-                from seen s, swept w
+                select h.same, not w.cut and not w.goes_on as caught_up,
+                       case when s.next is null then least(s.floor, w.floor) else w.floor end
+                           as floor,
+                       coalesce(s.next, s.prev::text) as snapshot, w.after
+                from here h, seen s, swept w
             ) n
             left join e on true"
         );
+        const DOING: &str = "claiming late events";
 
-        let Sweep { floor, snapshot, after } = Sweep::of(&from.context);
-        let mut session = self.sessions.take("claiming late events").await?;
+        let mut session = self.sessions.take(DOING).await?;
+        let (sequence, sweep) = self.claims_from(&mut session, from).await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_LATE))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .bind(floor)
-            .bind(snapshot)
-            .bind(from.sequence)
+            .bind(sweep.floor)
+            .bind(&sweep.snapshot)
+            .bind(sequence)
             .bind(limit.rows as i64)
             .bind(bytes(limit.bytes))
-            .bind(after)
+            .bind(sweep.after)
             .bind(WINDOW)
             .bind(WIDEST as i64)
+            .bind(sweep.file)
+            .bind(&sweep.life)
             .fetch_all(&mut *session)
             .await
-            .map_err(failed("claiming late events"))?;
+            .map_err(failed(DOING))?;
         session.done();
-        let context = match rows.first() {
-            Some(row) => row.try_get(COLUMNS).map_err(failed("claiming late events"))?,
-            None => from.context.clone(),
+        let caught_up = said_caught_up(&rows, DOING)?;
+        let sweep = Sweep {
+            floor: said(&rows, 2, DOING)?,
+            snapshot: said(&rows, 3, DOING)?,
+            after: said(&rows, 4, DOING)?,
+            ..sweep
         };
-        let rows = in_order(&rows).map_err(failed("claiming late events"))?;
-        self.remember_claimed(rows.last().map(|row| row.sequence));
-        Ok(ClaimedRows { rows, position: Position { sequence: from.sequence, context } })
+        let rows = in_order(&rows).map_err(failed(DOING))?;
+        Ok(ClaimedRows {
+            rows,
+            position: Position { sequence, context: sweep.to_string() },
+            caught_up,
+        })
     }
 
     async fn claim_expired(
@@ -311,13 +360,22 @@ impl Claim for PostgresStore {
         lease: &RowLease,
         until: i64,
     ) -> Result<Option<Fetched>> {
-        // Fresh rows are looked for between the marks and the cursor, those that had a time of their
-        // own by it.
+        // Fresh rows are looked for between the marks and the cursor, a stretch at a time, those that had a
+        // time of their own by it.
         const CLAIM_EXPIRED: &str = concat!(
-            "with fresh as materialized (
+            "with stretch as materialized (
+                select first, least($3, (
+                    select sequence from {events} where sequence > first order by sequence limit 1
+                ) + $5) as last
+                from (
+                    select greatest($4, (select min(mark) from {shards} where tenant_group = ''))
+                        as first
+                ) f
+            ),
+            fresh as materialized (
                 select e.sequence from {events} e
-                where e.sequence > (select min(mark) from {shards} where tenant_group = '')
-                  and e.sequence <= $3
+                where e.sequence > (select first from stretch)
+                  and e.sequence <= (select last from stretch)
                   and e.not_before is null and e.locked_until < statement_timestamp()
                   and ",
             unsettled!(),
@@ -338,27 +396,40 @@ impl Claim for PostgresStore {
             ),
             picked as materialized (
                 select sequence from due union all select sequence from fresh limit 1
+            ),
+            e as (
+                update {events} e
+                set locked_by = $1,
+                    locked_until = clock_timestamp() + $2 * interval '1 microsecond',
+                    attempts = e.attempts + 1
+                where e.sequence = any(array(select sequence from picked))
+                returning e.*
             )
-            update {events} e
-            set locked_by = $1, locked_until = clock_timestamp() + $2 * interval '1 microsecond',
-                attempts = e.attempts + 1
-            where e.sequence = any(array(select sequence from picked))
-            returning ",
-            columns!()
+            select ",
+            columns!(),
+            ", case when s.last < $3 then s.last else 0 end
+            from stretch s
+            left join e on true"
         );
+        const DOING: &str = "claiming an expired event";
 
-        let mut session = self.sessions.take("claiming an expired event").await?;
+        let mut session = self.sessions.take(DOING).await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(until)
+            .bind(self.expired_after.load(Ordering::Relaxed))
+            .bind(WINDOW)
             .fetch_all(&mut *session)
             .await
-            .map_err(failed("claiming an expired event"))?;
+            .map_err(failed(DOING))?;
         session.done();
-        let mut rows = in_order(&rows).map_err(failed("claiming an expired event"))?;
-        self.remember_claimed(rows.last().map(|row| row.sequence));
-        Ok(rows.pop())
+        let after: i64 = said(&rows, 0, DOING)?;
+        let row = in_order(&rows).map_err(failed(DOING))?.pop();
+        if row.is_none() {
+            self.expired_after.store(after, Ordering::Relaxed);
+        }
+        Ok(row)
     }
 
     async fn claim_hot(
@@ -393,42 +464,38 @@ impl Claim for PostgresStore {
             .await
             .map_err(failed("claiming hot events"))?;
         session.done();
-        let rows = in_order(&rows).map_err(failed("claiming hot events"))?;
-        self.remember_claimed(rows.last().map(|row| row.sequence));
-        Ok(rows)
+        in_order(&rows).map_err(failed("claiming hot events"))
     }
 
-    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
-        // `locked_by` has no index (it would cost every claim and every success); the rows lie
-        // between the marks and the last one that was claimed here, or have a time of their own.
+    async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()> {
+        // Locked in the order of their numbers, as by claims.
         const RENEW_ROWS: &str = concat!(
             "with mine as materialized (
-                select e.sequence from {events} e
-                where e.sequence > (select min(mark) from {shards} where tenant_group = '')
-                  and e.sequence <= $3 and e.not_before is null
-                  and e.locked_by = any($1) and ",
+                select e.sequence from unnest($1, $2) as m (sequence, token)
+                join {events} e on e.sequence = m.sequence and e.locked_by = m.token
+                where ",
             unsettled!(),
             "
-                union all
-                select e.sequence from {events} e
-                where e.not_before <= statement_timestamp()
-                  and e.locked_by = any($1) and ",
-            unsettled!(),
-            "
+                order by e.sequence
+                for update of e
             )
             update {events} e
-            set locked_until = clock_timestamp() + $2 * interval '1 microsecond'
-            where e.sequence = any(array(select sequence from mine order by sequence))
-              and e.locked_by = any($1) and ",
-            unsettled!()
+            set locked_until = clock_timestamp() + $3 * interval '1 microsecond'
+            where e.sequence = any(array(select sequence from mine))"
         );
 
-        let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
+        let (mut sequences, mut tokens) = (Vec::new(), Vec::new());
+        for in_hand in rows {
+            for sequence in &in_hand.sequences {
+                sequences.push(*sequence);
+                tokens.push(in_hand.lease.token.as_str());
+            }
+        }
         let mut session = self.sessions.take("renewing row leases").await?;
         sqlx::query(self.tables.sql(RENEW_ROWS))
+            .bind(sequences)
             .bind(tokens)
             .bind(micros(relay.lease))
-            .bind(self.last_claimed())
             .execute(&mut *session)
             .await
             .map_err(failed("renewing row leases"))?;
@@ -455,36 +522,94 @@ impl Claim for PostgresStore {
     }
 }
 
-/// Where claims stand after this one: at the last fresh row taken, or, when there were no more, at
-/// the newest row that the statement saw.
-fn cursor(rows: &[PgRow], limit: usize) -> sqlx::Result<i64> {
-    let Some(row) = rows.first() else {
-        return Ok(0);
-    };
-    // A claim of nothing answers with one row without an event.
-    let column = if rows.len() < limit || limit == 0 { COLUMNS } else { COLUMNS + 1 };
-    Ok(row.try_get::<Option<i64>, _>(column)?.unwrap_or(0))
-}
+impl PostgresStore {
+    /// The cursor and the sweep of these claims. Without a context they start from the marks of all shards:
+    /// behind the lowest one, with what any of them has not seen.
+    async fn claims_from(
+        &self,
+        session: &mut Session<Postgres>,
+        from: &Position,
+    ) -> Result<(i64, Sweep)> {
+        // A mark is of use under the same conditions as where shards are taken.
+        const MARKS: &str = "
+            select pg_relation_filenode('{events}'::regclass)::bigint, l.token::text, s.mark,
+                   case when split_part(s.mark_context, '|', 2)
+                           = pg_relation_filenode('{events}'::regclass)::text
+                       and pg_snapshot_xmax(split_part(s.mark_context, '|', 1)::pg_snapshot)
+                           <= pg_current_xact_id()
+                   then split_part(s.mark_context, '|', 1) end
+            from {life} l
+            join {shards} s on s.tenant_group = ''";
+        const DOING: &str = "starting to claim";
 
-/// A sweep's context; nothing of it before the first sweep.
-#[derive(Default)]
-struct Sweep<'a> {
-    floor: Option<i64>,
-    snapshot: Option<&'a str>,
-    after: Option<i64>,
-}
-
-impl<'a> Sweep<'a> {
-    fn of(context: &'a str) -> Self {
-        let mut parts = context.split(';');
-        let floor = parts.next().and_then(|floor| floor.parse().ok());
-        match (floor, parts.next()) {
-            (Some(floor), Some(snapshot)) => Self {
-                floor: Some(floor),
-                snapshot: Some(snapshot),
-                after: parts.next().and_then(|after| after.parse().ok()),
-            },
-            _ => Self::default(),
+        if let Some(sweep) = Sweep::parse(&from.context) {
+            return Ok((from.sequence, sweep));
         }
+        self.begin_life(session).await?;
+        let marks: Vec<(i64, String, i64, Option<String>)> = sqlx::query_as(self.tables.sql(MARKS))
+            .fetch_all(&mut **session)
+            .await
+            .map_err(failed(DOING))?;
+        let Some((file, life, ..)) = marks.first().cloned() else { return Err(moved(DOING)) };
+        let seen = |(.., mark, snapshot): &(_, _, i64, Option<String>)| {
+            Some((*mark, Snapshot::parse(snapshot.as_deref()?)?))
+        };
+        let together = |known: (i64, Snapshot), (mark, snapshot): (i64, Snapshot)| {
+            (known.0.min(mark), known.1.meet(&snapshot))
+        };
+        let seen: Option<Vec<(i64, Snapshot)>> = marks.iter().map(seen).collect();
+        let (floor, snapshot) = match seen.and_then(|seen| seen.into_iter().reduce(together)) {
+            Some((floor, snapshot)) => (floor, Some(snapshot.to_string())),
+            None => (0, None),
+        };
+        let sweep = Sweep { floor, snapshot, after: None, file, life };
+        Ok((from.sequence.max(floor), sweep))
+    }
+}
+
+/// What the statement says beside its rows, in this column. A claim of nothing answers with one row without
+/// an event.
+fn said<'r, T>(rows: &'r [PgRow], column: usize, doing: &'static str) -> Result<T>
+where
+    T: Decode<'r, Postgres> + Type<Postgres>,
+{
+    let row = rows.first().ok_or(sqlx::Error::RowNotFound).map_err(failed(doing))?;
+    row.try_get(COLUMNS + column).map_err(failed(doing))
+}
+
+/// Whether there is nothing more to claim, from a server that is still the same.
+fn said_caught_up(rows: &[PgRow], doing: &'static str) -> Result<bool> {
+    if said(rows, 0, doing)? { said(rows, 1, doing) } else { Err(moved(doing)) }
+}
+
+/// Where the claims of a relay stand, beside their cursor.
+struct Sweep {
+    floor: i64,
+    /// What could be seen; without it, all rows are looked at again.
+    snapshot: Option<String>,
+    after: Option<i64>,
+    /// The table's file.
+    file: i64,
+    /// The server's life.
+    life: String,
+}
+
+impl Sweep {
+    fn parse(context: &str) -> Option<Self> {
+        let mut parts = context.splitn(5, ';');
+        let floor = parts.next()?.parse().ok()?;
+        let snapshot = Some(parts.next()?.to_owned()).filter(|snapshot| !snapshot.is_empty());
+        let after = parts.next()?.parse().ok();
+        let file = parts.next()?.parse().ok()?;
+        let life = parts.next()?.to_owned();
+        Some(Self { floor, snapshot, after, file, life })
+    }
+}
+
+impl fmt::Display for Sweep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { floor, snapshot, after, file, life } = self;
+        let after = after.map(|after| after.to_string()).unwrap_or_default();
+        write!(f, "{floor};{};{after};{file};{life}", snapshot.as_deref().unwrap_or_default())
     }
 }

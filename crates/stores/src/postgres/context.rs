@@ -88,7 +88,7 @@ impl Snapshot {
     }
 
     /// Whatever either of them finds late.
-    fn meet(&self, other: &Self) -> Self {
+    pub(super) fn meet(&self, other: &Self) -> Self {
         let both = self.in_progress.iter().chain(&other.in_progress);
         let mut in_progress: Vec<u64> = both.copied().collect();
         in_progress.sort_unstable();

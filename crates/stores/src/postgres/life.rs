@@ -105,8 +105,8 @@ pub(super) fn moved(doing: &str) -> Error {
     Error::new(
         ErrorKind::Moved,
         format!(
-            "{doing} failed: the server was promoted, recovered from a crash or replaced since the \
-             shards were taken; they are taken anew"
+            "{doing} failed: the server was promoted, recovered from a crash or replaced; reading \
+             starts again from the stored marks"
         ),
     )
 }

@@ -52,10 +52,7 @@ mod expire;
 
 use std::{
     str::FromStr,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicI64},
     time::Duration,
 };
 
@@ -96,8 +93,8 @@ pub struct PostgresStore {
     listen_url: Option<Arc<str>>,
     /// How many shards there are, once `check` or `migrate` has learnt it.
     shards: Arc<OnceLock<u16>>,
-    /// The highest sequence that was claimed through this store: where renewals end.
-    claimed: Arc<AtomicI64>,
+    /// Up to here the walk for expired row leases has come.
+    expired_after: Arc<AtomicI64>,
     /// How far events beyond late commits were looked at.
     beyond: Arc<AtomicI64>,
     /// The life of the server in which shards were taken last.
@@ -129,7 +126,7 @@ impl PostgresStore {
             tables,
             listen_url: None,
             shards: Arc::default(),
-            claimed: Arc::default(),
+            expired_after: Arc::default(),
             beyond: Arc::default(),
             taken_in: Arc::default(),
         }
@@ -166,20 +163,6 @@ impl PostgresStore {
     /// Whether these are all the shards there are, as far as is known.
     fn all_shards(&self, shards: &[u16]) -> bool {
         self.shards.get().is_some_and(|&count| shards.len() == usize::from(count))
-    }
-
-    fn remember_claimed(&self, sequence: Option<i64>) {
-        if let Some(sequence) = sequence {
-            self.claimed.fetch_max(sequence, Ordering::Relaxed);
-        }
-    }
-
-    /// No row that was claimed through this store lies behind it.
-    fn last_claimed(&self) -> i64 {
-        match self.claimed.load(Ordering::Relaxed) {
-            0 => i64::MAX,
-            sequence => sequence,
-        }
     }
 }
 

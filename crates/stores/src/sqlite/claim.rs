@@ -2,13 +2,16 @@
 //!
 //! `begin immediate` makes claimers take turns, so that no row needs a lock of its own. A look
 //! beforehand keeps an idle relay away from the write lock. A claim never goes back behind its
-//! cursor; a sweep (`claim_late`) does, for what was given back. Its context is the floor: all rows
-//! up to it are settled or have a `not_before`, by which they are found.
+//! cursor; a sweep (`claim_late`) does, for what was given back. Its context is `floor;after`: all rows
+//! up to the floor are settled or have a `not_before`, by which they are found. Sweeps go in turns over
+//! what lies between floor and cursor; the last one has come to `after`.
+
+use std::ops::Range;
 
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease},
+    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
 };
 use sqlx::SqliteConnection;
 
@@ -39,6 +42,15 @@ macro_rules! within {
     };
 }
 
+/// Most numbers that one claim walks over.
+const WINDOW: i64 = 50_000;
+
+/// There may be more than these.
+fn is_cut(rows: &[Fetched], limit: Limit) -> bool {
+    let size = rows.iter().fold(0_usize, |size, row| size.saturating_add(row.bytes));
+    rows.len() >= limit.rows || size >= limit.bytes
+}
+
 /// So many bytes, as the database counts.
 fn size(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
@@ -58,9 +70,7 @@ impl Claim for SqliteStore {
         const ANY: &str = concat!(
             "select exists (
                 select 1 from {events}
-                where sequence > max(?1, ",
-            floor!(),
-            ")
+                where sequence > ?1 and sequence <= ?2
                   and not_before is null and locked_until is null and ",
             unsettled!(),
             "
@@ -74,16 +84,22 @@ impl Claim for SqliteStore {
             )"
         );
 
-        let mut position = from.clone();
         let newest = self.newest().await?;
+        let behind = self.lowest_mark().await?.max(from.sequence);
+        let edge = self.edge(behind).await?.min(newest).max(behind);
         let any: bool = sqlx::query_scalar(self.tables.sql(ANY))
-            .bind(from.sequence)
+            .bind(behind)
+            .bind(edge)
             .fetch_one(&self.reader)
             .await
             .map_err(failed("claiming events"))?;
+        let mut claimed = ClaimedRows {
+            rows: Vec::new(),
+            position: Position { sequence: edge, context: from.context.clone() },
+            caught_up: edge >= newest,
+        };
         if !any {
-            position.sequence = position.sequence.max(newest);
-            return Ok(ClaimedRows { rows: Vec::new(), position });
+            return Ok(claimed);
         }
         let mut transaction = self.begin("claiming events").await?;
         // Rows that fell due take at most half, so that neither kind starves.
@@ -91,16 +107,16 @@ impl Claim for SqliteStore {
         let due = Limit { rows: (limit.rows / 2).max(1), bytes: half };
         let mut rows = self.claim_due(&mut transaction, relay, lease, due).await?;
         let rest = Limit { rows: limit.rows.saturating_sub(rows.len()), bytes: half };
-        let fresh = self.claim_fresh(&mut transaction, relay, lease, from.sequence, rest).await?;
+        let fresh = self.claim_fresh(&mut transaction, relay, lease, behind..edge, rest).await?;
         transaction.commit().await.map_err(failed("claiming events"))?;
-        let last = fresh.iter().map(|row| row.sequence).max().unwrap_or(0);
-        let size = fresh.iter().fold(0_usize, |size, row| size.saturating_add(row.bytes));
-        let all = fresh.len() < rest.rows && size < rest.bytes;
-        let passed = if all { last.max(newest) } else { last };
-        position.sequence = position.sequence.max(passed);
+        claimed.caught_up &= !is_cut(&rows, due) && !is_cut(&fresh, rest);
+        if is_cut(&fresh, rest) {
+            let last = fresh.iter().map(|row| row.sequence).max();
+            claimed.position.sequence = last.unwrap_or(behind);
+        }
         rows.extend(fresh);
         rows.sort_unstable_by_key(|row| row.sequence);
-        Ok(ClaimedRows { rows, position })
+        Ok(ClaimedRows { rows, ..claimed })
     }
 
     async fn claim_late(
@@ -149,27 +165,34 @@ impl Claim for SqliteStore {
             ")"
         );
 
-        let floor = match from.context.parse() {
-            Ok(floor) => floor,
-            Err(_) => self.lowest_mark().await?,
+        let sweep = from.context.split_once(';');
+        let sweep =
+            sweep.and_then(|(floor, after)| Some((floor.parse().ok()?, after.parse().ok()?)));
+        let (floor, after): (i64, i64) = match sweep {
+            Some(sweep) => sweep,
+            None => (self.lowest_mark().await?, 0),
         };
+        let up_to = self.edge(floor).await?.min(from.sequence).max(floor);
         let lowest: Option<i64> = sqlx::query_scalar(self.tables.sql(LOWEST))
             .bind(floor)
-            .bind(from.sequence)
+            .bind(up_to)
             .fetch_optional(&self.reader)
             .await
             .map_err(failed("claiming late events"))?;
-        let moved = lowest.map_or(from.sequence, |lowest| lowest - 1).max(floor);
-        let position = Position { sequence: from.sequence, context: moved.to_string() };
+        let moved = lowest.map_or(up_to, |lowest| lowest - 1).max(floor);
         if lowest.is_none() && moved == floor {
-            return Ok(ClaimedRows { rows: Vec::new(), position });
+            let position =
+                Position { sequence: from.sequence, context: format!("{floor};{floor}") };
+            return Ok(ClaimedRows { rows: Vec::new(), position, caught_up: true });
         }
+        let first = after.max(moved);
+        let last = self.edge(first).await?.min(from.sequence).max(first);
         let mut transaction = self.begin("claiming late events").await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_LATE))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .bind(moved)
-            .bind(from.sequence)
+            .bind(first)
+            .bind(last)
             .bind(limit.rows as i64)
             .bind(size(limit.bytes))
             .fetch_all(&mut *transaction)
@@ -182,7 +205,16 @@ impl Claim for SqliteStore {
             .map_err(failed("claiming late events"))?;
         transaction.commit().await.map_err(failed("claiming late events"))?;
         let rows = in_order(&rows).map_err(failed("claiming late events"))?;
-        Ok(ClaimedRows { rows, position })
+        let cut = is_cut(&rows, limit);
+        let climbs = lowest.is_none() && up_to < from.sequence;
+        let goes_on = cut || climbs || (!rows.is_empty() && last < from.sequence);
+        let after = match rows.last() {
+            Some(row) if cut => row.sequence,
+            _ if last < from.sequence => last,
+            _ => moved,
+        };
+        let position = Position { sequence: from.sequence, context: format!("{moved};{after}") };
+        Ok(ClaimedRows { rows, position, caught_up: !goes_on })
     }
 
     async fn claim_expired(
@@ -266,25 +298,27 @@ impl Claim for SqliteStore {
         in_order(&rows).map_err(failed("claiming hot events"))
     }
 
-    async fn renew_rows(&self, relay: &Relay, leases: &[RowLease]) -> Result<()> {
-        // Through the index of what is locked, which is little.
+    async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()> {
         const RENEW_ROWS: &str = concat!(
             "update {events}
             set locked_until = ",
             now!(),
-            " + ?2
-            where locked_until is not null
-              and locked_by in (select value from json_each(?1)) and ",
+            " + ?3
+            where sequence in (select value from json_each(?2)) and locked_by = ?1 and ",
             unsettled!()
         );
 
-        sqlx::query(self.tables.sql(RENEW_ROWS))
-            .bind(list(leases.iter().map(|lease| lease.token.as_str())))
-            .bind(micros(relay.lease))
-            .execute(&self.writer)
-            .await
-            .map_err(failed("renewing row leases"))?;
-        Ok(())
+        let mut transaction = self.begin("renewing row leases").await?;
+        for RowsInHand { lease, sequences } in rows {
+            sqlx::query(self.tables.sql(RENEW_ROWS))
+                .bind(&lease.token)
+                .bind(list(sequences.iter().copied()))
+                .bind(micros(relay.lease))
+                .execute(&mut *transaction)
+                .await
+                .map_err(failed("renewing row leases"))?;
+        }
+        transaction.commit().await.map_err(failed("renewing row leases"))
     }
 
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
@@ -350,7 +384,7 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         relay: &Relay,
         lease: &RowLease,
-        from: i64,
+        between: Range<i64>,
         limit: Limit,
     ) -> Result<Vec<Fetched>> {
         const CLAIM_FRESH: &str = concat!(
@@ -362,14 +396,12 @@ impl SqliteStore {
             within!(
                 concat!(
                     "select sequence, payload, headers from {events}
-                    where sequence > max(?3, ",
-                    floor!(),
-                    ")
+                    where sequence > ?3 and sequence <= ?4
                       and not_before is null and locked_until is null and ",
                     unsettled!(),
-                    " order by sequence limit ?4"
+                    " order by sequence limit ?5"
                 ),
-                "?5"
+                "?6"
             ),
             ")
             returning ",
@@ -379,13 +411,27 @@ impl SqliteStore {
         let rows = sqlx::query(self.tables.sql(CLAIM_FRESH))
             .bind(&lease.token)
             .bind(micros(relay.lease))
-            .bind(from)
+            .bind(between.start)
+            .bind(between.end)
             .bind(limit.rows as i64)
             .bind(size(limit.bytes))
             .fetch_all(connection)
             .await
             .map_err(failed("claiming fresh events"))?;
         fetched_all(&rows).map_err(failed("claiming fresh events"))
+    }
+
+    /// How far a walk goes that begins after this number.
+    async fn edge(&self, after: i64) -> Result<i64> {
+        const EDGE: &str = "select min(sequence) + ?2 from {events} where sequence > ?1";
+
+        let edge: Option<i64> = sqlx::query_scalar(self.tables.sql(EDGE))
+            .bind(after)
+            .bind(WINDOW)
+            .fetch_one(&self.reader)
+            .await
+            .map_err(failed("looking for the next event"))?;
+        Ok(edge.unwrap_or(i64::MAX))
     }
 
     async fn lowest_mark(&self) -> Result<i64> {

@@ -1,5 +1,6 @@
 //! PostgreSQL: what every store must do, and what only this one promises.
 
+mod claims;
 mod commits;
 mod cost;
 mod findings;

@@ -220,7 +220,7 @@ async fn renew_one_of_two<DB: Dialect>(
     renewed: &Claimer,
     forgotten: &Claimer,
 ) {
-    let both = [renewed.lease.clone(), forgotten.lease.clone()];
+    let both = [renewed.in_hand(), forgotten.in_hand()];
     let hasty = Relay { lease: SHORT, ..renewed.relay.clone() };
     outbox.store.renew_rows(&hasty, &both).await.unwrap();
     outbox.store.renew_rows(&renewed.relay, &both[..1]).await.unwrap();
@@ -241,7 +241,7 @@ pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     assert!(heir.claim_expired().await.is_none());
 
     // What went to the heir is the heir's.
-    outbox.store.renew_rows(&forgotten.relay, &[forgotten.lease]).await.unwrap();
+    outbox.store.renew_rows(&forgotten.relay, &[forgotten.in_hand()]).await.unwrap();
     assert_eq!(outbox.record(enqueued[1].id).await.locked_by, Some(heir.lease.token));
 }
 

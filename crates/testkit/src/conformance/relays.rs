@@ -12,8 +12,8 @@ use std::{
 use posthaste_core::{
     Event, Key,
     store::{
-        Fence, Fetched, Held, Limit, Position, Relay, RelayOrdering, RowLease, SettleReport,
-        Settlement, Store, Verdict,
+        ClaimedRows, Fence, Fetched, Held, Limit, Position, Relay, RelayOrdering, RowLease,
+        RowsInHand, SettleReport, Settlement, Store, Verdict,
     },
 };
 use posthaste_stores::Dialect;
@@ -249,6 +249,8 @@ pub(super) struct Claimer {
     pub(super) relay: Relay,
     pub(super) lease: RowLease,
     pub(super) position: Position,
+    /// The numbers of all that was claimed.
+    claimed: Vec<i64>,
 }
 
 impl<DB: Dialect> Outbox<DB> {
@@ -262,7 +264,7 @@ impl<DB: Dialect> Outbox<DB> {
         let relay = Relay { ordering: RelayOrdering::None, ..relay(name, lease) };
         let lease = RowLease { token: format!("{}#1", relay.owner()) };
         let store = Arc::clone(&self.store);
-        Claimer { store, relay, lease, position: Position::default() }
+        Claimer { store, relay, lease, position: Position::default(), claimed: Vec::new() }
     }
 }
 
@@ -278,8 +280,7 @@ impl Claimer {
     pub(super) async fn claim_within(&mut self, limit: Limit) -> Vec<Fetched> {
         let claimed =
             self.store.claim(&self.relay, &self.lease, &self.position, limit).await.unwrap();
-        self.position = claimed.position;
-        claimed.rows
+        self.take(claimed)
     }
 
     pub(super) async fn claim_late(&mut self, rows: usize) -> Vec<Fetched> {
@@ -289,8 +290,18 @@ impl Claimer {
     pub(super) async fn claim_late_within(&mut self, limit: Limit) -> Vec<Fetched> {
         let claimed =
             self.store.claim_late(&self.relay, &self.lease, &self.position, limit).await.unwrap();
+        self.take(claimed)
+    }
+
+    fn take(&mut self, claimed: ClaimedRows) -> Vec<Fetched> {
         self.position = claimed.position;
+        self.claimed.extend(sequences(&claimed.rows));
         claimed.rows
+    }
+
+    /// All that was claimed, to be renewed.
+    pub(super) fn in_hand(&self) -> RowsInHand {
+        RowsInHand { lease: self.lease.clone(), sequences: self.claimed.clone() }
     }
 
     pub(super) async fn claim_expired(&self) -> Option<Fetched> {
