@@ -168,6 +168,7 @@ pub trait Leases {
     /// Says that this relay is alive and has read no further than `reserved` (the highest
     /// sequence that it may hand out before its next heartbeat), and learns about the others.
     /// Relays that have long been dead and own nothing are forgotten.
+    /// Of several heartbeats of one relay the highest `reserved` counts: one that was given up can run late.
     async fn heartbeat(&self, relay: &Relay, reserved: i64) -> Result<Census>;
 
     /// Takes those of the wanted shards that are free, expired, or stand under this relay's own name: an

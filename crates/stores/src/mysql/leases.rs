@@ -131,11 +131,13 @@ impl Leases for MySqlStore {
     }
 }
 
+/// One that was given up can still run after the next one: it must not take back what that one has reported.
 const BEAT: &str = "
     insert into {relays} (owner, name, ordering, version, lease_ms, reserved, started_at,
         heartbeat_at)
     values (?, ?, ?, ?, ?, ?, utc_timestamp(6), utc_timestamp(6))
-    on duplicate key update lease_ms = ?, reserved = ?, heartbeat_at = utc_timestamp(6)";
+    on duplicate key update lease_ms = ?, reserved = greatest(reserved, ?),
+        heartbeat_at = utc_timestamp(6)";
 
 const LIVE: &str = "
     select owner, ordering,

@@ -147,12 +147,14 @@ impl PostgresStore {
         relay: &Relay,
         reserved: i64,
     ) -> Result<()> {
+        // One that was given up can still run after the next one: it must not take back what that one has
+        // reported.
         const REPORT: &str = "
-            insert into {relays} (owner, name, ordering, version, lease_ms, reserved)
+            insert into {relays} as r (owner, name, ordering, version, lease_ms, reserved)
             values ($1, left($2, 100), $3, $4, $5, $6)
             on conflict (owner) do update
             set heartbeat_at = clock_timestamp(), lease_ms = excluded.lease_ms,
-                reserved = excluded.reserved";
+                reserved = greatest(r.reserved, excluded.reserved)";
 
         sqlx::query(self.tables.sql(REPORT))
             .bind(relay.owner())

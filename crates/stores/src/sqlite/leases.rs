@@ -115,8 +115,10 @@ impl SqliteStore {
         relay: &Relay,
         reserved: i64,
     ) -> Result<()> {
+        // One that was given up can still run after the next one: it must not take back what that one has
+        // reported.
         const REPORT: &str = concat!(
-            "insert into {relays} (owner, name, ordering, version, lease_ms, reserved, started_at,
+            "insert into {relays} as r (owner, name, ordering, version, lease_ms, reserved, started_at,
                 heartbeat_at)
             select ?1, ?2, ?3, ?4, ?5, ?6, now, now from (select ",
             now!(),
@@ -124,7 +126,7 @@ impl SqliteStore {
             where true
             on conflict (owner) do update
             set heartbeat_at = excluded.heartbeat_at, lease_ms = excluded.lease_ms,
-                reserved = excluded.reserved"
+                reserved = max(r.reserved, excluded.reserved)"
         );
 
         sqlx::query(self.tables.sql(REPORT))

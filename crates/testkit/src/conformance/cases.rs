@@ -76,6 +76,7 @@ macro_rules! store_conformance {
                 two_relays_never_share_a_shard
                 acquire_does_not_wait_for_a_shard_that_is_being_taken
                 an_expired_lease_is_taken_by_another_relay
+                a_late_heartbeat_does_not_lower_what_may_be_in_hand
                 a_lease_of_the_future_is_nobodys
                 without_a_report_of_its_owner_all_of_a_shard_is_suspect
                 a_released_shard_is_handed_over_with_its_mark

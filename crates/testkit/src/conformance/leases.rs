@@ -121,6 +121,25 @@ pub async fn an_expired_lease_is_taken_by_another_relay<DB: Dialect>(subject: &S
     }
 }
 
+/// A heartbeat that was given up and reaches the database after the next one takes nothing back of what that one has
+/// reported.
+pub async fn a_late_heartbeat_does_not_lower_what_may_be_in_hand<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    let taken = outbox.enqueue(&events(5)).await;
+    let first = outbox.owner_for(SHORT).await;
+    for reserved in [taken[1].sequence, taken[3].sequence, taken[2].sequence] {
+        outbox.store.heartbeat(&first.relay, reserved).await.unwrap();
+    }
+    outbox.all_leases_expired().await;
+
+    let second = relay("second", LONG);
+    let leases = outbox.store.acquire(&second, &outbox.all_shards()).await.unwrap();
+    assert_eq!(leases.len(), usize::from(outbox.shards));
+    assert!(leases.iter().all(|lease| lease.suspect_to == Some(taken[3].sequence)), "{leases:?}");
+}
+
 /// The clock was set back, and the owner has not been heard of since: its lease does not last for as long.
 pub async fn a_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
