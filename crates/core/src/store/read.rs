@@ -137,9 +137,11 @@ pub struct DueKey {
 pub struct Due {
     /// The rows, the longest due first.
     pub rows: Vec<Fetched>,
-    /// Where the next page begins; `None` when there is no more.
+    /// Where the next page begins; `None` when there is no more. A page without rows can have more: a read walks
+    /// over so many events of other shards and no further.
     pub more: Option<DueKey>,
-    /// How long until the next one falls due, as far as is known.
+    /// How long until the next one falls due; `None` when there is none, or it lies behind too many of
+    /// other shards.
     pub next: Option<Duration>,
 }
 

@@ -31,6 +31,15 @@ const WALKED: i64 = 2_000;
 /// Most sequence numbers that a read ahead walks over: what is settled already costs time, too.
 pub(super) const WINDOW: i64 = 50_000;
 
+/// Most rows that a look for due events walks over, and as many in a look for the next time: they may all be of
+/// other shards, or settled. Part of the statement: the planner knows no value that is bound, and would take
+/// such a walk for one over a tenth of the table.
+macro_rules! walked {
+    () => {
+        "5000"
+    };
+}
+
 /// The present snapshot, and which of the transactions that `$1`, an earlier one, saw in progress have
 /// ended since.
 macro_rules! seen {
@@ -327,33 +336,56 @@ impl Read for PostgresStore {
 
     async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
         // `statement_timestamp()` is the time of the statement and, unlike `clock_timestamp()`,
-        // one that an index scan can start from.
+        // one that an index scan can start from. The last row of a walk comes along whatever it is: it says
+        // where the next walk begins.
         const DUE: &str = concat!(
             "select ",
-            columns!(),
-            ", n.micros
+            columns!(
+                "case when e.wanted then e.headers end",
+                "case when e.wanted then e.payload else '' end"
+            ),
+            ", n.micros, e.wanted, e.number = ",
+            walked!(),
+            "
             from (select (
                 select (extract(epoch from e.not_before - statement_timestamp()) * 1e6)::bigint
-                from {events} e
-                where e.not_before > statement_timestamp() and e.not_before < 'infinity'
-                  and e.shard = any($1) and ",
+                from (
+                    select e.not_before, e.sequence, (e.shard = any($1) and ",
             unsettled!(),
+            ") as wanted
+                    from {events} e
+                    where e.not_before > statement_timestamp() and e.not_before < 'infinity'
+                    order by e.not_before, e.sequence
+                    limit ",
+            walked!(),
             "
-                order by e.not_before
+                ) e
+                where e.wanted
+                order by e.not_before, e.sequence
                 limit 1
             ) as micros) n
             left join lateral (
                 select * from (
-                    select e.*, coalesce(sum(octet_length(e.payload)
-                            + coalesce(octet_length(e.headers), 0))
+                    select e.*, coalesce(sum(case when e.wanted
+                            then octet_length(e.payload) + coalesce(octet_length(e.headers), 0)
+                            else 0 end)
                         over (order by e.not_before, e.sequence
                               rows between unbounded preceding and 1 preceding), 0) as bytes_before
                     from (
-                        select * from {events} e
-                        where e.not_before <= statement_timestamp()
-                          and (e.not_before, e.sequence) > ($4, $5)
-                          and e.shard = any($1) and ",
+                        select * from (
+                            select e.*, (e.shard = any($1) and ",
             unsettled!(),
+            ") as wanted, row_number() over (order by e.not_before, e.sequence) as number
+                            from {events} e
+                            where e.not_before <= statement_timestamp()
+                              and (e.not_before, e.sequence) > ($4, $5)
+                            order by e.not_before, e.sequence
+                            limit ",
+            walked!(),
+            "
+                        ) e
+                        where e.wanted or e.number = ",
+            walked!(),
             "
                         order by e.not_before, e.sequence
                         limit $2
@@ -367,7 +399,7 @@ impl Read for PostgresStore {
         let after = after.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
         let mut session = self.reading_session(DOING).await?;
         let mut next: Option<i64> = None;
-        let mut last = None;
+        let (mut last, mut walk_cut) = (None, false);
         let rows: Vec<Option<Fetched>> = sqlx::query(self.tables.sql(DUE))
             .bind(shard_numbers(shards))
             .bind(limit.rows as i64)
@@ -376,20 +408,20 @@ impl Read for PostgresStore {
             .bind(after.sequence)
             .try_map(|row: PgRow| {
                 next = row.try_get(COLUMNS)?;
-                let event = event(&row)?;
-                if let Some(event) = &event {
-                    let at = row.try_get_unchecked::<Micros, _>(18)?.0;
-                    last = Some(DueKey { at, sequence: event.sequence });
-                }
-                Ok(event)
+                let Some(event) = event(&row)? else { return Ok(None) };
+                let at = row.try_get_unchecked::<Micros, _>(18)?.0;
+                last = Some(DueKey { at, sequence: event.sequence });
+                walk_cut = row.try_get(COLUMNS + 2)?;
+                Ok(row.try_get::<bool, _>(COLUMNS + 1)?.then_some(event))
             })
             .fetch_all(&mut *session)
             .await
             .map_err(failed(DOING))?;
         session.done();
         let rows: Vec<Fetched> = rows.into_iter().flatten().collect();
+        let cut = walk_cut || is_cut(&rows, limit.rows, bytes(limit.bytes));
         Ok(Due {
-            more: last.filter(|_| is_cut(&rows, limit.rows, bytes(limit.bytes))),
+            more: last.filter(|_| cut),
             rows,
             next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
         })

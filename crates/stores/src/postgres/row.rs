@@ -20,9 +20,14 @@ macro_rules! columns {
         columns!("e.payload")
     };
     ($payload:expr) => {
+        columns!("e.headers", $payload)
+    };
+    ($headers:expr, $payload:expr) => {
         concat!(
             "e.sequence, e.event_id, e.event_type, e.aggregate_type, e.aggregate_id, e.tenant, \
-             e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, e.headers, ",
+             e.topic, e.routing_key, e.schema_id, e.schema_version, e.ordering_key, ",
+            $headers,
+            ", ",
             $payload,
             ", e.content_type, e.occurred_at, e.created_at, e.attempts, e.replay, e.not_before, e.wait, \
              e.shard"

@@ -114,6 +114,53 @@ async fn no_read_walks_over_what_was_sent() {
     outbox.drop().await;
 }
 
+/// However many events of other shards are due, or wait for their time.
+#[tokio::test]
+async fn a_due_read_walks_over_few_of_other_shards() {
+    const MANY: i64 = 20_000;
+
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    for time in ["now() - interval '1 h'", "now() + interval '1 h'"] {
+        let fill = format!(
+            "insert into {{events}} (event_id, event_type, aggregate_id, payload, not_before)
+             select gen_random_uuid(), 'T', 'other', '', {time} from generate_series(1, {MANY})"
+        );
+        outbox.execute(&mut connection, &fill).await;
+    }
+    let other = outbox.shard_of(1).await;
+    let own = SHARDS.into_iter().filter(|&shard| shard != other).collect::<Vec<u16>>();
+    let fill = "insert into {events} (event_id, event_type, aggregate_id, payload, not_before)
+        select gen_random_uuid(), 'T', n::text, '', now() - interval '1 min'
+        from generate_series(1, 100) n";
+    outbox.execute(&mut connection, fill).await;
+    outbox.execute(&mut connection, "analyze {events}").await;
+    drop(connection);
+    let expected: i64 =
+        outbox.scalar(&format!("select count(*) from {{events}} where shard <> {other}")).await;
+    let (mut found, mut after) = (0, None);
+    for round in 0.. {
+        assert!(round < 10, "{found} after {round} pages");
+        let read = async |s: &PostgresStore| s.read_due(&own, after, Limit::rows(500)).await;
+        let due = outbox.touches_fewer_than(11_000, "read_due", read).await;
+        assert!(due.more.is_none() || due.more > after, "it stands still");
+        assert_eq!(due.next, None, "the next one is of another shard");
+        found += due.rows.len() as i64;
+        after = due.more;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert!(expected > 0);
+    assert_eq!(found, expected);
+
+    // Of one's own it walks over no more than it brings.
+    let read = async |s: &PostgresStore| s.read_due(&SHARDS, None, Limit::rows(100)).await;
+    let due = outbox.touches_few("read_due of all shards", read).await;
+    assert!(due.rows.len() == 100 && due.more.is_some() && due.next.is_some());
+    outbox.drop().await;
+}
+
 #[tokio::test]
 async fn a_search_for_expired_leases_does_not_walk_over_the_backlog() {
     let outbox = Outbox::new().await;

@@ -98,6 +98,7 @@ macro_rules! store_conformance {
                 a_delayed_event_falls_due
                 the_longest_due_comes_first
                 due_events_come_in_pages_whatever_becomes_of_them
+                a_due_event_behind_very_many_others_is_found
                 a_delayed_event_that_is_due_keeps_its_place
                 a_page_ends_where_its_bytes_do
                 a_read_walks_over_what_is_settled_in_steps

@@ -376,6 +376,62 @@ pub async fn due_events_come_in_pages_whatever_becomes_of_them<DB: Dialect>(subj
     assert_eq!(found, expected);
 }
 
+/// Due events of other shards, and settled ones, hide nobody's own, however many there are: a read that ends
+/// before it has seen all of them says where the next one goes on.
+pub async fn a_due_event_behind_very_many_others_is_found<DB: Dialect>(subject: &Subject<DB>) {
+    const MANY: usize = 12_000;
+
+    let outbox = subject.outbox().await;
+    let at = Timestamp::now().checked_sub(SignedDuration::from_hours(2)).unwrap();
+    let in_an_hour = Timestamp::now().checked_add(SignedDuration::from_hours(1)).unwrap();
+    let other = |number: usize| {
+        let event = Event::builder("Happened").aggregate("Thing", "other").raw_json("{}");
+        // Half of them wait for their time. Many of one time.
+        let past = at + SignedDuration::from_secs(number as i64 / 5_000);
+        event.deliver_at(if number.is_multiple_of(2) { past } else { in_an_hour }).build().unwrap()
+    };
+    let others: Vec<Event> = (0..2 * MANY).map(other).collect();
+    for some in others.chunks(1_000) {
+        outbox.enqueue(some).await;
+    }
+    let own_shards = if outbox.shards > 1 {
+        let other = outbox.record(others[0].id()).await.shard;
+        outbox.all_shards().into_iter().filter(|&shard| shard != other).collect()
+    } else {
+        outbox.sql("update {events} set sent_at = created_at").await;
+        outbox.all_shards()
+    };
+    let own: Vec<Event> = (0..20).map(|n| delayed(n, SignedDuration::from_hours(-1))).collect();
+    outbox.enqueue(&own).await;
+    outbox
+        .enqueue(&(0..20).map(|n| delayed(n, SignedDuration::from_hours(3))).collect::<Vec<_>>())
+        .await;
+    let mut expected = Vec::new();
+    for event in &own {
+        let record = outbox.record(event.id()).await;
+        if own_shards.contains(&record.shard) {
+            expected.push(record.sequence);
+        }
+    }
+    expected.sort_unstable();
+    let (mut found, mut after) = (Vec::new(), None);
+    for round in 0.. {
+        assert!(round < 50, "{found:?} after {round} pages");
+        let due = outbox.store.read_due(&own_shards, after, Limit::rows(7)).await.unwrap();
+        assert!(due.rows.len() <= 7);
+        found.extend(sequences(&due.rows));
+        // A read that has not seen the next one does not tell the time of another.
+        assert!(due.next.is_none_or(|next| next > HOUR * 2), "next in {:?}", due.next);
+        assert!(due.more.is_none() || due.more > after, "it stands still at {after:?}");
+        after = due.more;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert!(!expected.is_empty());
+    assert_eq!(found, expected);
+}
+
 /// A delayed event whose time has come before it was read is read in its place.
 pub async fn a_delayed_event_that_is_due_keeps_its_place<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
