@@ -18,7 +18,7 @@ use posthaste_core::{
     },
 };
 use sqlx::{
-    AssertSqlSafe, MySql, Row,
+    AssertSqlSafe, MySql, MySqlConnection, Row,
     mysql::{MySqlArguments, MySqlRow},
 };
 
@@ -30,7 +30,7 @@ use super::{
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
     tracker::{self, Context, Reader, Tracker},
 };
-use crate::{beyond, failure::failed};
+use crate::{Tables, beyond, failure::failed};
 
 /// Most numbers that one look takes in.
 pub(super) const LOOK_LIMIT: usize = 10_000;
@@ -190,22 +190,19 @@ impl Read for MySqlStore {
         }
         let mut session = self.reading_session(DOING).await?;
         let limit = self.fewer(limit);
-        let query = bind_shards(sqlx::query(self.listing(DUE, shards.len())), shards)
-            .bind(after.is_none())
-            .bind(after.map_or(0, |after| after.at))
-            .bind(after.map_or(0, |after| after.at))
-            .bind(after.map_or(0, |after| after.sequence))
-            .bind(limit.rows as u64);
+        let walk = due_walk(&self.tables, &mut session, after).await.map_err(failed(DOING))?;
+        let query = bind_shards(sqlx::query(self.listing(DUE, shards.len())), shards);
+        let query = bind_due_key(bind_due_key(query, after), walk.due).bind(limit.rows as u64);
         let found = self.page(&mut session, query, limit, DOING).await?;
-        let next: Option<i64> =
-            bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards)
-                .fetch_optional(&mut *session)
-                .await
-                .and_then(|row| row.map(|row| row.try_get(0)).transpose())
-                .map_err(failed(DOING))?;
+        let query = bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards);
+        let next: Option<i64> = bind_due_key(query, walk.next)
+            .fetch_optional(&mut *session)
+            .await
+            .and_then(|row| row.map(|row| row.try_get(0)).transpose())
+            .map_err(failed(DOING))?;
         session.done();
         Ok(Due {
-            more: found.last_due.filter(|_| found.cut),
+            more: if found.cut { found.last_due } else { walk.due },
             // Others' rows without a shard were taken along.
             rows: found.rows.into_iter().filter(|row| shards.contains(&row.shard)).collect(),
             next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
@@ -444,25 +441,71 @@ const LATE: &str = concat!(
     " order by e.sequence"
 );
 
+/// Whether `e` comes after the key that [`bind_due_key`] binds, or there is none.
+macro_rules! after_due_key {
+    () => {
+        "(? or e.not_before > timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+            or e.not_before = timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+                and e.sequence > ?)"
+    };
+}
+
+/// Whether `e` comes no later than the key that [`bind_due_key`] binds, or there is none.
+macro_rules! up_to_due_key {
+    () => {
+        "(? or e.not_before < timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+            or e.not_before = timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
+                and e.sequence <= ?)"
+    };
+}
+
+/// Whether the time of `e` has yet to come.
+macro_rules! delayed {
+    () => {
+        concat!("e.not_before > utc_timestamp(6) and e.not_before < ", for_ever!())
+    };
+}
+
+/// The last rows of a walk of 5,000 over what is due, and of one over what is delayed, where there are so many: they
+/// may all be of other shards, or settled. The index alone is looked at, and the walks themselves end where they
+/// have found enough. A limit inside of them would have to be a table of its own, always written to its end.
+const DUE_WALK: &str = concat!(
+    "select 'due', timestampdiff(microsecond, '1970-01-01', e.not_before), e.sequence from (
+        select e.not_before, e.sequence from {events} e force index ({bare}_due_idx)
+        where e.not_before <= utc_timestamp(6) and ",
+    after_due_key!(),
+    " order by e.not_before, e.sequence limit 4999, 1
+    ) e
+    union all
+    select 'delayed', timestampdiff(microsecond, '1970-01-01', e.not_before), e.sequence from (
+        select e.not_before, e.sequence from {events} e force index ({bare}_due_idx)
+        where ",
+    delayed!(),
+    " order by e.not_before, e.sequence limit 4999, 1
+    ) e"
+);
+
 const DUE: &str = concat!(
     "select ",
     columns!(),
-    " from {events} e
+    " from {events} e force index ({bare}_due_idx)
     where (e.shard in ({list}) or e.shard is null) and e.not_before <= utc_timestamp(6)
-        and (? or e.not_before > timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
-            or e.not_before = timestampadd(microsecond, ?, timestamp'1970-01-01 00:00:00')
-                and e.sequence > ?)
         and ",
+    after_due_key!(),
+    " and ",
+    up_to_due_key!(),
+    " and ",
     unsettled!(),
     " order by e.not_before, e.sequence limit ?"
 );
 
 const NEXT_DUE: &str = concat!(
     "select timestampdiff(microsecond, utc_timestamp(6), e.not_before)
-    from {events} e
-    where (e.shard in ({list}) or e.shard is null) and e.not_before > utc_timestamp(6)
-        and e.not_before < ",
-    for_ever!(),
+    from {events} e force index ({bare}_due_idx)
+    where (e.shard in ({list}) or e.shard is null) and ",
+    delayed!(),
+    " and ",
+    up_to_due_key!(),
     " and ",
     unsettled!(),
     " order by e.not_before limit 1"
@@ -569,6 +612,33 @@ fn bind_shards<'q>(mut query: Query<'q>, shards: &[u16]) -> Query<'q> {
         query = query.bind(shard);
     }
     query
+}
+
+/// Where walks over due and delayed events end; `None` when they see all of them.
+struct DueWalk {
+    due: Option<DueKey>,
+    next: Option<DueKey>,
+}
+
+async fn due_walk(
+    tables: &Tables,
+    connection: &mut MySqlConnection,
+    after: Option<DueKey>,
+) -> sqlx::Result<DueWalk> {
+    let mut walk = DueWalk { due: None, next: None };
+    let rows = bind_due_key(sqlx::query(tables.sql(DUE_WALK)), after).fetch_all(connection).await?;
+    for row in rows {
+        let (of, at): (String, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
+        let last = DueKey { at: at.unwrap_or_default(), sequence: row.try_get(2)? };
+        let end = if of == "due" { &mut walk.due } else { &mut walk.next };
+        *end = Some(last);
+    }
+    Ok(walk)
+}
+
+fn bind_due_key(query: Query<'_>, key: Option<DueKey>) -> Query<'_> {
+    let DueKey { at, sequence } = key.unwrap_or(DueKey { at: 0, sequence: 0 });
+    query.bind(key.is_none()).bind(at).bind(at).bind(sequence)
 }
 
 impl MySqlStore {

@@ -91,13 +91,22 @@ impl Read for SqliteStore {
     }
 
     async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+        // A walk over so many settled events ends, and its last row says where the next one begins.
+        const WALK: &str = concat!(
+            "select not_before, sequence from {events}
+            where not_before <= ",
+            now!(),
+            " and (not_before, sequence) > (?1, ?2)
+            order by not_before, sequence
+            limit 1 offset 4999"
+        );
         const DUE: &str = concat!(
             "select ",
             columns!(),
             " from {events}
             where not_before <= ",
             now!(),
-            " and (not_before, sequence) > (?1, ?2) and ",
+            " and (not_before, sequence) > (?1, ?2) and (not_before, sequence) <= (?4, ?5) and ",
             unsettled!(),
             "
             order by not_before, sequence
@@ -109,21 +118,39 @@ impl Read for SqliteStore {
             " from {events}
             where not_before > ",
             now!(),
-            " and not_before < ?1 and ",
+            " and not_before < ?1 and not_before <= coalesce((
+                select not_before from {events}
+                where not_before > ",
+            now!(),
+            "
+                order by not_before
+                limit 1 offset 4999
+            ), ?1) and ",
             unsettled!(),
             "
             order by not_before
             limit 1"
         );
+        const DOING: &str = "reading due events";
 
         if !shards.contains(&0) {
             return Ok(Due { rows: Vec::new(), more: None, next: None });
         }
         let after = after.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
+        let walk_end = sqlx::query(self.tables.sql(WALK))
+            .bind(after.at)
+            .bind(after.sequence)
+            .try_map(|row: SqliteRow| Ok(DueKey { at: row.try_get(0)?, sequence: row.try_get(1)? }))
+            .fetch_optional(&self.reader)
+            .await
+            .map_err(failed(DOING))?;
+        let up_to = walk_end.unwrap_or(DueKey { at: i64::MAX, sequence: i64::MAX });
         let query = sqlx::query(self.tables.sql(DUE))
             .bind(after.at)
             .bind(after.sequence)
-            .bind(limit.rows as i64);
+            .bind(limit.rows as i64)
+            .bind(up_to.at)
+            .bind(up_to.sequence);
         let mut last = None;
         let (rows, cut) = page(query.fetch(&self.reader), limit, |row| {
             let event = fetched(row)?;
@@ -131,15 +158,15 @@ impl Read for SqliteStore {
             Ok(event)
         })
         .await
-        .map_err(failed("reading due events"))?;
+        .map_err(failed(DOING))?;
         let next: Option<i64> = sqlx::query_scalar(self.tables.sql(NEXT))
             .bind(FOR_EVER)
             .fetch_optional(&self.reader)
             .await
-            .map_err(failed("reading due events"))?;
+            .map_err(failed(DOING))?;
         Ok(Due {
             rows,
-            more: last.filter(|_| cut),
+            more: if cut { last } else { walk_end },
             next: next.map(|micros| Duration::from_micros(micros.max(0) as u64)),
         })
     }
