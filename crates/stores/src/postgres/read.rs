@@ -15,6 +15,7 @@ use sqlx::{
     PgConnection, Postgres, Row,
     postgres::{PgArguments, PgRow},
 };
+use uuid::Uuid;
 
 use super::{
     PostgresStore,
@@ -718,12 +719,16 @@ fn blocked(row: &PgRow) -> sqlx::Result<Blocked> {
     })
 }
 
+/// Id, headers and payload.
+type Content = (Option<Uuid>, Option<String>, Vec<u8>);
+
 /// How far back the history of an aggregate is walked.
 const WALK: usize = 20;
 
 impl PostgresStore {
     /// The rows with the headers and payloads that were left out. A row that has been deleted since is
-    /// left out: it is settled.
+    /// left out: it is settled. So is one whose number is another event's here: behind a pooler this can be
+    /// another server than a moment ago.
     async fn filled(
         &self,
         connection: &mut PgConnection,
@@ -731,24 +736,26 @@ impl PostgresStore {
         doing: &'static str,
     ) -> Result<Vec<Fetched>> {
         const CONTENT: &str =
-            "select sequence, headers, payload from {events} where sequence = any($1)";
+            "select sequence, event_id, headers, payload from {events} where sequence = any($1)";
 
         let is_hollow = |row: &&Light| matches!(row, Light::Hollow { .. });
         let hollow: Vec<i64> = rows.iter().filter(is_hollow).map(Light::sequence).collect();
-        let mut contents: HashMap<i64, (Option<String>, Vec<u8>)> = HashMap::new();
+        let mut contents: HashMap<i64, Content> = HashMap::new();
         if !hollow.is_empty() {
             let mut found =
                 sqlx::query(self.tables.sql(CONTENT)).bind(&hollow).fetch(&mut *connection);
             while let Some(row) = found.try_next().await.map_err(failed(doing))? {
-                let content = (|| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?))))();
+                let content = (|| {
+                    Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?)))
+                })();
                 contents.extend([content.map_err(failed(doing))?]);
             }
         }
         let filled = |row: Light| match row {
             Light::Whole(row) => Some(row),
             hollow @ Light::Hollow { .. } => {
-                let (headers, payload) = contents.remove(&hollow.sequence())?;
-                Some(hollow.filled(headers, payload))
+                let (id, headers, payload) = contents.remove(&hollow.sequence())?;
+                hollow.filled(id, headers, payload)
             }
         };
         Ok(rows.into_iter().filter_map(filled).collect())

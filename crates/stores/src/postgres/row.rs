@@ -13,6 +13,7 @@ use sqlx::{
     error::BoxDynError,
     postgres::{PgArgumentBuffer, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid},
 };
+use uuid::Uuid;
 
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
@@ -212,12 +213,18 @@ impl Light {
         }
     }
 
-    /// The row with what was left out.
-    pub(super) fn filled(self, headers: Option<String>, payload: Vec<u8>) -> Fetched {
+    /// The row with what was left out, unless that is of another event under the same number.
+    pub(super) fn filled(
+        self,
+        id: Option<Uuid>,
+        headers: Option<String>,
+        payload: Vec<u8>,
+    ) -> Option<Fetched> {
         match self {
-            Self::Whole(row) => row,
+            Self::Whole(row) => Some(row),
+            Self::Hollow { stored, .. } if stored.event_id != id => None,
             Self::Hollow { stored, shard, wait, .. } => {
-                decoded(StoredRow { headers, payload, ..*stored }, shard, wait)
+                Some(decoded(StoredRow { headers, payload, ..*stored }, shard, wait))
             }
         }
     }
@@ -313,5 +320,43 @@ fn key(row: &StoredRow) -> Option<Key> {
             &row.aggregate_type,
             id,
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hollow(id: Uuid) -> Light {
+        let stored = Box::new(StoredRow {
+            sequence: 7,
+            event_id: Some(id),
+            event_type: "T".to_owned(),
+            aggregate_type: "A".to_owned(),
+            aggregate_id: Some("1".to_owned()),
+            tenant: None,
+            topic: None,
+            routing_key: None,
+            schema_id: None,
+            schema_version: 1,
+            ordering_key: None,
+            headers: None,
+            payload: Vec::new(),
+            content_type: "application/json".to_owned(),
+            occurred_at: 0,
+            deliver_at: None,
+            created_at: 0,
+            attempts: 0,
+            replay: 0,
+        });
+        Light::Hollow { stored, shard: 0, wait: None, bytes: 2 }
+    }
+
+    #[test]
+    fn a_row_is_not_filled_with_the_content_of_another_event_of_its_number() {
+        let id = Uuid::now_v7();
+        let filled = hollow(id).filled(Some(id), None, b"{}".to_vec()).unwrap();
+        assert_eq!((filled.sequence, filled.identity.id, filled.bytes), (7, Some(id), 2));
+        assert!(hollow(id).filled(Some(Uuid::now_v7()), None, b"{}".to_vec()).is_none());
     }
 }
