@@ -727,8 +727,8 @@ const WALK: usize = 20;
 
 impl PostgresStore {
     /// The rows with the headers and payloads that were left out. A row that has been deleted since is
-    /// left out: it is settled. So is one whose number is another event's here: behind a pooler this can be
-    /// another server than a moment ago.
+    /// left out: it is settled. Where its number is another event's, this is another server than a moment ago,
+    /// behind a pooler.
     async fn filled(
         &self,
         connection: &mut PgConnection,
@@ -752,13 +752,13 @@ impl PostgresStore {
             }
         }
         let filled = |row: Light| match row {
-            Light::Whole(row) => Some(row),
+            Light::Whole(row) => Some(Ok(row)),
             hollow @ Light::Hollow { .. } => {
                 let (id, headers, payload) = contents.remove(&hollow.sequence())?;
-                hollow.filled(id, headers, payload)
+                Some(hollow.filled(id, headers, payload).ok_or_else(|| moved(doing)))
             }
         };
-        Ok(rows.into_iter().filter_map(filled).collect())
+        rows.into_iter().filter_map(filled).collect()
     }
 
     /// Nothing was read: a snapshot named too many ids. They are subtransactions of somebody while nothing
