@@ -6,7 +6,7 @@
 //! the stages are asked.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Arc, atomic::Ordering as Atomic},
     time::{Duration, Instant},
 };
@@ -552,8 +552,7 @@ impl Driver {
                 self.handing_over = false;
                 match result {
                     Ok(()) => {
-                        let released: BTreeSet<u16> = held.iter().map(|h| h.shard).collect();
-                        self.shards.remove(&held);
+                        let released = self.shards.lost(&held);
                         self.lanes.lose_shards(&released);
                         if self.shards.is_empty() {
                             self.reset_source();

@@ -146,7 +146,16 @@ impl Shards {
             .filter(|shard| !still.contains(shard))
             .collect();
         self.held.retain(|shard, _| !lost.contains(shard));
-        self.deadline = (!self.held.is_empty()).then(|| asked_at + self.lease);
+        let until = asked_at + self.lease;
+        let renewed = |(shard, mine): (&u16, &Mine)| {
+            asked.contains(&Held { shard: *shard, epoch: mine.epoch })
+        };
+        self.deadline = match self.deadline {
+            _ if self.held.is_empty() => None,
+            // One was taken meanwhile: its lease began before this renewal and was not renewed.
+            Some(known) if !self.held.iter().all(renewed) => Some(known.min(until)),
+            _ => Some(until),
+        };
         lost
     }
 
@@ -164,12 +173,13 @@ impl Shards {
         std::mem::take(&mut self.held).into_keys().collect()
     }
 
-    /// A settle was refused for these: gives those that were lost by it.
-    pub(crate) fn lost(&mut self, refused: &[Held]) -> BTreeSet<u16> {
-        let lost: BTreeSet<u16> = refused
+    /// These leases are gone, because a settle was refused or they were handed over. Returns those that
+    /// were still held: what was taken anew since stays.
+    pub(crate) fn lost(&mut self, gone: &[Held]) -> BTreeSet<u16> {
+        let lost: BTreeSet<u16> = gone
             .iter()
-            .filter(|refused| self.epoch(refused.shard) == Some(refused.epoch))
-            .map(|refused| refused.shard)
+            .filter(|gone| self.epoch(gone.shard) == Some(gone.epoch))
+            .map(|gone| gone.shard)
             .collect();
         self.held.retain(|shard, _| !lost.contains(shard));
         self.deadline = self.deadline.filter(|_| !self.held.is_empty());
@@ -213,15 +223,6 @@ impl Shards {
     pub(crate) fn hand_over_mark(&self) -> Option<&Position> {
         let marks = self.held.values().filter_map(|mine| mine.handing_over.as_ref());
         marks.min_by_key(|mark| mark.sequence)
-    }
-
-    pub(crate) fn remove(&mut self, released: &[Held]) {
-        for held in released {
-            self.held.remove(&held.shard);
-        }
-        if self.held.is_empty() {
-            self.deadline = None;
-        }
     }
 
     pub(crate) fn held(&self) -> Vec<Held> {
@@ -356,5 +357,45 @@ mod tests {
         assert!(!a.may_dispatch(asked_at + LEASE * 9 / 10));
         assert_eq!(a.expire(asked_at + LEASE), BTreeSet::from([0]));
         assert!(a.is_empty());
+    }
+
+    /// It was taken while a renewal was under way that did not ask for it.
+    #[test]
+    fn a_renewal_does_not_lengthen_the_lease_of_a_shard_that_it_did_not_ask_for() {
+        let mut a = shards("a", RelayOrdering::PerKey);
+        let begin = Instant::now();
+        a.acquired(&[lease(0)], begin);
+        let asked = a.held();
+        a.acquired(&[lease(1)], begin + LEASE / 10);
+        let asked_at = begin + LEASE / 2;
+        assert!(a.renewed(&asked, &[0], asked_at).is_empty());
+        assert_eq!(a.expire(begin + LEASE), BTreeSet::from([0, 1]));
+
+        // Or it was lost and taken anew.
+        a.acquired(&[lease(0)], begin);
+        let asked = a.held();
+        a.lost(&asked);
+        let anew = ShardLease { held: Held { shard: 0, epoch: 2 }, ..lease(0) };
+        a.acquired(&[anew], begin);
+        assert!(a.renewed(&asked, &[0], asked_at).is_empty());
+        assert_eq!(a.expire(begin + LEASE), BTreeSet::from([0]));
+
+        // The next renewal asks for all.
+        a.acquired(&[lease(0), lease(1)], begin);
+        let asked = a.held();
+        a.renewed(&asked, &[0, 1], asked_at);
+        assert!(a.expire(begin + LEASE).is_empty());
+    }
+
+    #[test]
+    fn a_late_answer_to_a_hand_over_takes_no_shard_away_that_was_taken_anew() {
+        let mut a = shards("a", RelayOrdering::PerKey);
+        a.acquired(&[lease(0), lease(1)], Instant::now());
+        let released = a.held();
+        a.lost(&released[..1]);
+        let anew = ShardLease { held: Held { shard: 0, epoch: 2 }, ..lease(0) };
+        a.acquired(&[anew], Instant::now());
+        assert_eq!(a.lost(&released), BTreeSet::from([1]));
+        assert_eq!(a.held(), [Held { shard: 0, epoch: 2 }]);
     }
 }
