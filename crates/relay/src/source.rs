@@ -164,6 +164,8 @@ pub(crate) struct Source {
     due_at: Option<Instant>,
     /// Where the walk over what is due goes on.
     due_after: Option<DueKey>,
+    /// Something may have fallen due before the place where the walk is: another walk follows.
+    due_again: bool,
     /// Most rows of a page: fewer after a read that was not answered in time.
     page: usize,
     batch: usize,
@@ -195,6 +197,7 @@ impl Source {
             not_before: now,
             due_at: None,
             due_after: None,
+            due_again: false,
             page: config.batch,
             batch: config.batch,
             busy_interval: config.busy_interval,
@@ -432,6 +435,7 @@ impl Source {
         let read = match kind {
             Kind::Due => {
                 self.due = false;
+                self.due_again &= self.due_after.is_some();
                 NextRead::Due(self.due_after, most(room.due))
             }
             Kind::Late => {
@@ -495,14 +499,18 @@ impl Source {
     /// what cannot go now does not hide what falls due after it.
     pub(crate) fn read_due(&mut self, due: &Due, now: Instant, news: usize) {
         self.answered(news);
-        self.due |= due.more.is_some();
+        self.due |= due.more.is_some() || self.due_again;
         self.due_after = due.more;
-        self.due_at = due.next.map(|wait| now + wait);
+        // An earlier time stays: it may be of a retry that was written since the read began.
+        if let Some(wait) = due.next {
+            self.expect_due(now + wait);
+        }
     }
 
     /// There is more that is due than was read.
     pub(crate) fn more_is_due(&mut self) {
         self.due = true;
+        self.due_again = true;
     }
 
     /// A read was answered: the next one may bring more again.
@@ -621,5 +629,60 @@ mod tests {
         source.fall_behind(3, 51);
         assert_eq!(probe(&mut source, now), (50, Take::OneOfNewKey { first: true }));
         assert!(source.walked(3).unwrap().is_empty());
+    }
+
+    /// The next read of due events: after which one it begins, or 0.
+    fn due(source: &mut Source, now: Instant) -> Option<i64> {
+        let room = Room { due: 10, least: 5, bytes: Some(1000), ..Room::default() };
+        match source.next(now, &room)? {
+            NextRead::Due(after, _) => Some(after.map_or(0, |after| after.sequence)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn found(more: Option<DueKey>, next: Option<Duration>) -> Due {
+        Due { rows: Vec::new(), more, next }
+    }
+
+    /// The read has looked before that was written.
+    #[test]
+    fn a_retry_that_is_written_during_a_read_of_due_events_is_awaited() {
+        let begin = Instant::now();
+        let (second, minute) = (Duration::from_secs(1), Duration::from_mins(1));
+        for next in [None, Some(minute)] {
+            let mut source = Source::new(&Config::default(), begin);
+            source.expect_due(begin + second / 2);
+            assert_eq!(due(&mut source, begin + second), Some(0));
+            source.poll_at = begin + minute;
+            source.expect_due(begin + 2 * second);
+            source.read_due(&found(None, next), begin + second, 0);
+            assert_eq!(source.next_poll(), begin + 2 * second, "{next:?}");
+        }
+    }
+
+    /// It may lie before the place where the walk is.
+    #[test]
+    fn what_is_due_again_during_a_walk_is_read_by_another_walk() {
+        let now = Instant::now();
+        let (first, second) = (DueKey { at: 1, sequence: 1 }, DueKey { at: 2, sequence: 2 });
+        // While a page is read, and between two pages.
+        for during in [true, false] {
+            let mut source = Source::new(&Config::default(), now);
+            assert_eq!(due(&mut source, now), Some(0));
+            source.read_due(&found(Some(first), None), now, 0);
+            if !during {
+                source.more_is_due();
+            }
+            assert_eq!(due(&mut source, now), Some(1));
+            if during {
+                source.more_is_due();
+            }
+            source.read_due(&found(Some(second), None), now, 0);
+            assert_eq!(due(&mut source, now), Some(2), "the walk goes on to its end");
+            source.read_due(&found(None, None), now, 0);
+            assert_eq!(due(&mut source, now), Some(0), "{during}");
+            source.read_due(&found(None, None), now, 0);
+            assert_eq!(due(&mut source, now), None);
+        }
     }
 }
