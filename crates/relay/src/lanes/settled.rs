@@ -128,6 +128,11 @@ impl Lanes {
         if lane.holds > 0 || lane.reading.is_some() {
             return;
         }
+        // Its shard is being handed over. Nothing of it would be taken in, and it would be asked for again.
+        // The one lane of `global` is of all shards.
+        if !self.rules.global && !self.shards.contains_key(&lane.shard) {
+            return;
+        }
         let breaker = &self.destinations[usize::from(id.destination)].breaker;
         let down = !breaker.is_closed() && !breaker.wants_probe();
         if down || paused {

@@ -88,3 +88,23 @@ fn a_lane_of_a_new_shard_stays_blocked_when_an_older_read_does_not_name_it() {
     assert!(lanes.next_releases().is_empty(), "its followers overtake what blocks it");
     assert_eq!(lanes.offer(row(2, 1), Origin::Cold, None, now()), Offered::Held);
 }
+
+/// Its events are not taken any more, so it would be read back again and again.
+#[test]
+fn a_lane_of_a_shard_that_is_being_handed_over_is_not_read_back() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.offer(row(1, 1), Origin::Cold, None, now());
+    lanes.offer(row(2, 1), Origin::Cold, None, now());
+    dispatch(&mut lanes);
+    lanes.published(vec![(1, Outcome::retry("no"))], now());
+    settle(&mut lanes);
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
+    lanes.offer(due, Origin::Due, None, now());
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.close_shard(0);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert!(lanes.next_releases().is_empty());
+    settle(&mut lanes);
+    assert!(lanes.next_releases().is_empty());
+    assert!(lanes.busy_shards().is_empty());
+}
