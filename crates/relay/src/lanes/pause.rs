@@ -114,7 +114,9 @@ impl Lanes {
             Gate::Admit | Gate::Probe if self.stops(key, lane.is_some()) => match lane {
                 None => Gate::Postpone,
                 Some(_) if self.rules.global => gate,
-                Some(id) if self.lanes.get(&id).is_some_and(Lane::is_under_way) => Gate::Admit,
+                // It follows that in its lane. A probe stays one: in the lane of a destination that is down it
+                // would overtake its predecessor, which is put back when it fails.
+                Some(id) if self.lanes.get(&id).is_some_and(Lane::is_under_way) => gate,
                 Some(_) => Gate::Hold,
             },
             gate => gate,

@@ -215,3 +215,28 @@ fn the_mark_of_a_discard_stays_while_its_destination_is_paused() {
     assert!(settle(&mut lanes).is_empty());
     assert!(lanes.asks());
 }
+
+/// Its key is paused and its lane has an event in flight while its destination is tried with others.
+#[test]
+fn a_paused_key_keeps_its_order_when_its_destination_is_tried_again() {
+    let mut lanes = open(OnDead::Skip);
+    for (sequence, key) in [(10, 1), (11, 1), (12, 2), (13, 3)] {
+        lanes.offer(row(sequence, key), Origin::Cold, None, now());
+    }
+    assert_eq!(dispatch(&mut lanes), [10, 12, 13]);
+    for sequence in [12, 13] {
+        lanes.published(vec![(sequence, Outcome::unavailable("down"))], now());
+    }
+    assert_eq!((state(&lanes), lanes.take_skipped()), ("open", vec![(0, 11)]));
+    pause_key(&mut lanes, 1);
+    lanes.wake_breakers(later(100));
+    lanes.catch_up(0, vec![row(11, 1), row(12, 2), row(13, 3)], later(100));
+    assert_eq!(dispatch(&mut lanes), [12]);
+    lanes.published(vec![(10, Outcome::timed_out("no answer"))], later(100));
+    assert_eq!(lanes.take_skipped(), [(0, 10)]);
+    lanes.published(vec![(12, Outcome::Delivered)], later(100));
+    assert_eq!(state(&lanes), "closed");
+    resume(&mut lanes);
+    lanes.catch_up(0, vec![row(10, 1), row(11, 1), row(13, 3)], later(100));
+    assert_eq!(dispatch(&mut lanes), [10, 13]);
+}
