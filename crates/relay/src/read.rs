@@ -71,6 +71,9 @@ impl Driver {
             NextRead::Behind { destination, .. } => self.source.behind_generation(*destination),
             _ => self.source.generation(),
         };
+        if matches!(next, NextRead::Due(None, _)) {
+            self.lanes.due_walk_began();
+        }
         let shards = self.shards.reading();
         let store = Arc::clone(&self.store);
         let blocked = self.lanes.all_blocked();
@@ -164,9 +167,7 @@ impl Driver {
 
     /// Notes what lanes passed over, before the position moves.
     pub(crate) fn fall_behind(&mut self) {
-        for (destination, sequence) in self.lanes.take_skipped() {
-            self.source.fall_behind(destination, sequence);
-        }
+        fall_behind(&mut self.source, &mut self.lanes);
     }
 
     /// Offers what a read of the cursor has brought. `None` when the cursor must not pass it yet.
@@ -207,16 +208,10 @@ impl Driver {
         news
     }
 
-    /// A delayed event joins its key's order when it falls due. One that the cursor has not reached waits
-    /// for it: earlier events of its key may come before. The others go as if the cursor had just read
-    /// them.
+    /// Offers what is due.
     pub(crate) fn offer_due(&mut self, rows: Vec<Fetched>) -> usize {
-        let cursor = self.source.position().sequence;
-        let (mut delayed, due): (Vec<_>, Vec<_>) =
-            rows.into_iter().partition(|row| row.wait.is_none());
-        delayed.retain(|row| row.sequence <= cursor);
-        delayed.sort_unstable_by_key(|row| row.sequence);
-        self.offer_all(due, Origin::Due, None) + self.offer_all(delayed, Origin::Cold, None)
+        let rows = due_by_now(rows, self.source.position().sequence);
+        self.offer_all(rows, Origin::Due, None)
     }
 
     /// Reads held events back, and looks at lanes that an earlier owner left: a few lanes at a time.
@@ -388,6 +383,28 @@ impl Driver {
             self.survey = None;
         }
     }
+}
+
+/// Notes what lanes passed over, before the position moves, and tells them where the cursors of destinations
+/// that are behind stand.
+pub(crate) fn fall_behind(source: &mut Source, lanes: &mut Lanes) {
+    for (destination, sequence) in lanes.take_skipped() {
+        source.fall_behind(destination, sequence);
+    }
+    for destination in source.behind() {
+        lanes.set_own_cursor(destination, source.behind_position(destination));
+    }
+}
+
+/// Which of these go on now, and in which order. A delayed event joins its key's order when it falls due. One
+/// that the cursor has not reached waits for it: earlier events of its key may come before.
+pub(crate) fn due_by_now(rows: Vec<Fetched>, cursor: i64) -> Vec<Fetched> {
+    let (mut delayed, mut due): (Vec<_>, Vec<_>) =
+        rows.into_iter().partition(|row| row.wait.is_none());
+    delayed.retain(|row| row.sequence <= cursor);
+    delayed.sort_unstable_by_key(|row| row.sequence);
+    due.append(&mut delayed);
+    due
 }
 
 /// Hands the lanes what is to be taken of a page of one destination's cursor. Returns whether all of it is in

@@ -25,13 +25,15 @@ impl Lanes {
         entry.attempts -= recorded.attempts();
         self.careful.done(sequence);
         let (destination, lane, held) = (entry.destination, entry.lane, entry.held);
-        let key = entry.key;
+        let (key, has_lease) = (entry.key, entry.lease.is_some());
         if recorded != Recorded::Nothing {
             // That must be taken back, and a hold does not write attempts.
             self.postpone(sequence, now);
             return;
         }
-        if entry.lease.is_some() || (entry.marked && !held) {
+        let delayed = entry.is_delayed();
+        let is_brought = !entry.marked || (delayed && self.at(destination).brings(sequence));
+        if has_lease || !(held || is_brought) {
             self.set_aside(sequence, now);
             return;
         }
@@ -72,7 +74,8 @@ impl Lanes {
         let id = entry.lane?;
         let lane = self.lanes.get(&id)?;
         let own = u32::from(entry.state.is_under_way());
-        if lane.is_blocked() {
+        // Also behind events that are held: these come first.
+        if lane.is_blocked() || lane.block == Block::Releasing {
             Some((id, Another::Blocks))
         } else {
             (lane.in_flight > own).then_some((id, Another::UnderWay))

@@ -56,6 +56,8 @@ pub(super) struct Destination {
     /// Events of it were passed over: they come through a cursor of its own, until that has caught
     /// up.
     pub(super) behind: bool,
+    /// Where that cursor stands: it brings all events after this one.
+    own_cursor: i64,
     /// The keys of the events that were passed over since it fell behind.
     passed: Passed,
     /// The first event that was passed over since the driver last asked.
@@ -141,6 +143,7 @@ impl Destination {
             breaker: Breaker::default(),
             undecided: Vec::new(),
             behind: false,
+            own_cursor: 0,
             passed: Passed::default(),
             skipped: None,
         }
@@ -201,6 +204,8 @@ impl Destination {
 
     /// This event is passed over.
     pub(super) fn skip(&mut self, sequence: i64, key: Option<Key>) {
+        let before = sequence - 1;
+        self.own_cursor = if self.behind { self.own_cursor.min(before) } else { before };
         self.behind = true;
         if let Some(key) = key.filter(|_| !self.passed.too_many) {
             self.passed.keys.insert(key);
@@ -209,6 +214,11 @@ impl Destination {
             }
         }
         self.skipped = Some(self.skipped.map_or(sequence, |known| known.min(sequence)));
+    }
+
+    /// Its own cursor brings this event, in the order of its key.
+    pub(super) fn brings(&self, sequence: i64) -> bool {
+        self.behind && sequence > self.own_cursor
     }
 }
 
@@ -251,6 +261,11 @@ impl Lanes {
             .enumerate()
             .filter_map(|(index, destination)| Some((index as u16, destination.skipped.take()?)))
             .collect()
+    }
+
+    /// The destination is behind, and its own cursor stands here.
+    pub fn set_own_cursor(&mut self, destination: u16, sequence: i64) {
+        self.at(destination).own_cursor = sequence;
     }
 
     /// The destination's own cursor has caught up: it is fed like the others again.
@@ -297,13 +312,21 @@ impl Lanes {
         {
             return Gate::Leave;
         }
+        // The table brings a delayed event again as long as nothing is written of it. It is never passed over:
+        // that would set the destination's own cursor back to it, perhaps by millions of events.
+        let delayed = origin == Origin::Due && row.wait.is_none();
+        if delayed && of.brings(row.sequence) {
+            return Gate::Leave;
+        }
         let passed_over = if self.rules.unordered { Gate::Postpone } else { Gate::Skip };
         if of.breaker.is_closed() {
             let several = self.rules.destinations.len() > 1;
-            let late = row.sequence <= self.cursor;
+            let late = row.sequence <= self.cursor && !delayed;
             let limit = self.rules.cold_queue;
             let limit = if late { backlog_limit(limit) } else { limit };
+            let is_full = || of.waiting(Queue::Cold) >= limit || self.has_its_share(of);
             return match origin {
+                Origin::Due if delayed && several && is_full() => Gate::Leave,
                 Origin::Cold | Origin::Hot if of.behind && !self.overtakes(of, row) => passed_over,
                 Origin::Cold if several && !of.behind && of.waiting(Queue::Cold) >= limit => {
                     passed_over

@@ -310,6 +310,9 @@ pub struct Lanes {
     moved_suspects: IntMap<i64, u16>,
     /// A key goes on of which something fell due meanwhile.
     due_again: bool,
+    /// Delayed events were left in the table in the last walk over what is due, though their destination takes
+    /// events.
+    left_due: bool,
     /// How many of the blocked lanes were asked for since all of them were.
     asked_for: usize,
     /// Lanes may be blocked in the table that are not in memory.
@@ -346,6 +349,11 @@ impl State {
 }
 
 impl Entry {
+    /// It was read because its time had come, and nothing else has happened to it.
+    fn is_delayed(&self) -> bool {
+        self.marked && !self.held && !self.blocks && !self.replay
+    }
+
     /// Its key, or its own number when it has none: whether two failures are of one key.
     fn key_or_number(&self, sequence: i64) -> i64 {
         self.key.map_or(sequence, |key| key.0)
@@ -376,6 +384,7 @@ impl Lanes {
             moving: IntMap::default(),
             moved_suspects: IntMap::default(),
             due_again: false,
+            left_due: false,
             asked_for: 0,
             spilled: false,
             unlooked: false,
@@ -394,6 +403,11 @@ impl Lanes {
             })
             .map(|(sequence, _)| sequence - 1)
             .fold(cursor, i64::min)
+    }
+
+    /// A walk over what is due begins.
+    pub fn due_walk_began(&mut self) {
+        self.left_due = false;
     }
 
     /// Reading stands here.
@@ -426,6 +440,7 @@ impl Lanes {
             && self.releases.is_empty()
             && !self.looks()
             && !self.due_again
+            && !self.left_due
             && !self.asks()
             && self.known.values().all(|entry| {
                 matches!(entry.state, State::Leaving { .. })

@@ -117,7 +117,11 @@ impl Lanes {
                 self.at(destination).skip(row.sequence, row.key);
                 return Offered::Ignored;
             }
-            Gate::Leave => return Offered::Ignored,
+            Gate::Leave => {
+                let delayed = origin == Origin::Due && row.wait.is_none();
+                self.left_due |= delayed && self.at(destination).breaker.is_closed();
+                return Offered::Ignored;
+            }
         }
         // What overtakes a backlog does not wait in line with it.
         let origin = match origin {

@@ -1,6 +1,7 @@
 //! Failures that are an event's own, and failures of its destination.
 
 use super::*;
+use crate::read::due_by_now;
 
 /// Two keys could not be reached: the breaker is open.
 fn in_an_outage() -> Lanes {
@@ -323,17 +324,98 @@ fn what_waits_behind_a_delayed_event_is_passed_over_with_what_was_before_it() {
 }
 
 #[test]
-fn a_delayed_event_that_is_put_back_blocks_its_lane_also_for_what_was_before_it() {
+fn a_delayed_event_that_is_put_back_comes_again_behind_what_was_before_it() {
     let mut lanes = open(OnDead::Skip);
     lanes.offer(row(1, 1), Origin::Cold, None, now());
     lanes.offer(row(2, 1), Origin::Due, None, now());
     lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
     assert_eq!(lanes.take_skipped(), [(0, 1)]);
-    assert!(matches!(settle(&mut lanes)[..], [(2, Verdict::Retry { .. })]));
+    assert!(settle(&mut lanes).is_empty(), "2 would block the lane of 1");
+    assert_eq!(lanes.offer(row(2, 1), Origin::Due, None, now()), Offered::Ignored);
     lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
-    assert!(lanes.catch_up(0, vec![row(1, 1)], now()));
-    assert!(dispatch(&mut lanes).is_empty());
-    assert!(matches!(settle(&mut lanes)[..], [(1, Verdict::Held { .. })]));
+    assert_eq!(lanes.offer(row(2, 1), Origin::Due, None, now()), Offered::Ignored);
+    assert!(lanes.catch_up(0, vec![row(1, 1), row(2, 1)], now()));
+    assert_eq!(dispatch(&mut lanes), [1]);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+}
+
+/// A destination that is behind: of a million events its own cursor has half.
+fn behind() -> Lanes {
+    let mut lanes = open(OnDead::Skip);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    lanes.offer(row(500_001, 1), Origin::Cold, None, now());
+    assert_eq!(lanes.take_skipped(), [(0, 500_001)]);
+    lanes.set_cursor(1_000_000);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+    lanes
+}
+
+fn offer_due(lanes: &mut Lanes, rows: Vec<Fetched>) {
+    for row in due_by_now(rows, 1_000_000) {
+        lanes.offer(row, Origin::Due, None, now());
+    }
+}
+
+#[test]
+fn a_delayed_event_does_not_set_the_cursor_of_its_destination_back() {
+    let mut lanes = behind();
+    // Its own cursor brings the second in its place.
+    offer_due(&mut lanes, vec![row(5, 1), row(700_000, 2)]);
+    assert!(lanes.take_skipped().is_empty(), "half a million events would be read again");
+    assert_eq!(dispatch(&mut lanes), [5], "nothing before it was passed over");
+    // Of key 1 there is more to come, which was written later.
+    lanes.published(vec![(5, Outcome::Delivered)], now());
+    assert!(lanes.catch_up(0, vec![row(500_001, 1), row(700_000, 2)], now()));
+    assert_eq!(dispatch(&mut lanes), [500_001, 700_000]);
+}
+
+#[test]
+fn an_outage_does_not_set_a_cursor_back_to_a_delayed_event() {
+    let mut lanes = behind();
+    offer_due(&mut lanes, vec![row(5, 1)]);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert!(lanes.take_skipped().is_empty());
+    // It blocks its lane in the table, so that 500,001 does not overtake it.
+    assert!(matches!(settle(&mut lanes)[..], [(5, Verdict::Retry { .. })]));
+    offer_due(&mut lanes, vec![row(6, 2)]);
+    assert!(lanes.take_skipped().is_empty());
+    assert!(matches!(settle(&mut lanes)[..], [(6, Verdict::Retry { .. })]));
+}
+
+#[test]
+fn a_delayed_event_that_falls_due_in_an_outage_stays_behind_held_ones() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    lanes.block(0, &blocked(1, false, false));
+    assert_eq!(lanes.offer(row(3, 1), Origin::Due, None, now()), Offered::Held);
+    assert!(matches!(settle(&mut lanes)[..], [(3, Verdict::Held { .. })]));
+}
+
+#[test]
+fn a_delayed_event_for_which_there_is_no_room_stays_due() {
+    let mut lanes = Lanes::new(Rules {
+        destinations: vec![
+            DestinationRules { name: "there".to_owned(), together: false },
+            DestinationRules { name: "elsewhere".to_owned(), together: false },
+        ],
+        route: Some(Box::new(|_| Ok(Routed { destination: 0, topic: None }))),
+        cold_queue: 2,
+        ..rules(OnDead::Skip, false)
+    });
+    lanes.open_shard(0, None);
+    lanes.set_cursor(1_000_000);
+    offer_due(&mut lanes, vec![row(5, 1), row(6, 2), row(7, 3)]);
+    assert_eq!((dispatch(&mut lanes), lanes.take_skipped()), (vec![5, 6], vec![]));
+    lanes.published(vec![(5, Outcome::Delivered), (6, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    assert!(!lanes.is_idle(), "7 is to be read again");
+    lanes.due_walk_began();
+    offer_due(&mut lanes, vec![row(7, 3)]);
+    assert_eq!(dispatch(&mut lanes), [7]);
+    lanes.published(vec![(7, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    assert!(lanes.is_idle());
 }
 
 #[test]

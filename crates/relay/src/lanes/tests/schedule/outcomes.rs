@@ -19,8 +19,7 @@ impl World {
                 for (earlier, stored) in before.filter(|(_, s)| self.global || s.key == key) {
                     assert!(
                         stored.stand == Stand::Dead
-                            || stored.delayed
-                            || self.table[&sequence].delayed
+                            || stored.not_before.is_some()
                             || self.acknowledged.contains(earlier)
                             || ahead.contains(earlier),
                         "{sequence} was handed over before {earlier} ({:?})",
@@ -49,9 +48,9 @@ impl World {
         let mut outcomes = Vec::new();
         for (index, sequence) in batch.into_iter().enumerate() {
             let outcome = match (kind + index * 5) % 8 {
-                _ if destination == 0 && failed => Outcome::retry("behind one that failed"),
                 0 | 1 if !up => Outcome::timed_out("no answer"),
                 _ if !up => Outcome::unavailable("down"),
+                _ if destination == 0 && failed => Outcome::retry("behind one that failed"),
                 0 if index > 0 => Outcome::timed_out("this one hangs"),
                 0 => Outcome::retry("no"),
                 1 => Outcome::dead("never"),

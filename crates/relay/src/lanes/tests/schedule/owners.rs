@@ -51,9 +51,12 @@ impl World {
             self.owner = Owner::Other;
         }
         let of_lane = |(_, stored): &(&i64, &Stored)| {
-            (self.global || usize::from(stored.key) == pick % 3)
+            (self.global || usize::from(stored.key) == pick % self.keys)
                 && !stored.is_done()
-                && (!stored.is_due() || stored.blocks() || stored.free)
+                && match stored.stand {
+                    Stand::Fresh => stored.not_before.is_none(),
+                    _ => !stored.is_due(self.now) || stored.blocks() || stored.free,
+                }
         };
         let mut lane: Vec<i64> =
             self.table.iter().filter(of_lane).map(|(sequence, _)| *sequence).collect();
@@ -74,8 +77,8 @@ impl World {
                 stored.at = name_of(stored.key, routes);
             }
         }
-        let first = self.table.iter().find(|(_, stored)| stored.is_ahead());
-        self.mark = first.map_or(self.table.len() as i64, |(first, _)| first - 1);
+        let first = self.table.iter().find(|(_, stored)| stored.is_ahead(self.now));
+        self.mark = first.map_or(self.newest(), |(first, _)| first - 1);
     }
 
     /// The shard is free and ours again, as the driver takes it.
@@ -209,8 +212,10 @@ impl World {
 
     /// An operator pauses a key or a destination, or lets it go on.
     pub(super) fn pause(&mut self, pick: usize) {
-        match pick % 5 {
-            destination @ (0 | 1) => toggle(&mut self.paused, NAMES[pick / 5 % 3][destination]),
+        match pick % (2 + KEYS) {
+            destination @ (0 | 1) => {
+                toggle(&mut self.paused, NAMES[pick / (2 + KEYS) % 3][destination]);
+            }
             key => toggle(&mut self.paused_keys, Key(key as i64 - 2)),
         }
         self.lanes.pause(&self.paused_keys, &self.paused, self.now);

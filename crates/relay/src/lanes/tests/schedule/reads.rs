@@ -15,9 +15,12 @@ impl World {
         if self.polling() || self.owner != Owner::Us {
             return;
         }
+        if origin == Origin::Due {
+            self.lanes.due_walk_began();
+        }
         let wanted = |stored: &Stored| match origin {
-            Origin::Cold | Origin::Hot => stored.is_ahead(),
-            Origin::Due => stored.is_due(),
+            Origin::Cold | Origin::Hot => stored.is_ahead(self.now),
+            Origin::Due => stored.is_due(self.now),
             Origin::Held | Origin::CatchUp(_) => false,
         };
         let from = if origin == Origin::Cold { self.cursor } else { 0 };
@@ -32,9 +35,15 @@ impl World {
         }
         let found = blockers.chain(found.into_iter().take(4));
         let rows: Vec<Fetched> = found.map(|(sequence, _)| self.fetched(*sequence)).collect();
-        let until = rows.last().map_or(from, |row| row.sequence);
+        let until = self.read_until(&rows, 4);
         let read = self.lanes.read_began();
         self.reads.push_back((read, origin, None, rows, until));
+    }
+
+    /// How far the cursor is after this page: beyond all that is delayed, if it was not full.
+    fn read_until(&self, rows: &[Fetched], limit: usize) -> i64 {
+        let last = rows.last().filter(|_| rows.len() >= limit);
+        last.map_or(self.newest(), |row| row.sequence)
     }
 
     /// The hot path: one row by its number, only when all before it of its key are settled or in hand.
@@ -42,7 +51,7 @@ impl World {
         let fresh: Vec<i64> = self
             .table
             .iter()
-            .filter(|(_, stored)| stored.is_ahead())
+            .filter(|(_, stored)| stored.is_ahead(self.now) && stored.not_before.is_none())
             .map(|(sequence, _)| *sequence)
             .collect();
         let Some(sequence) = fresh.get(pick % fresh.len().max(1)).copied() else { return };
@@ -53,7 +62,10 @@ impl World {
         let read = self.lanes.read_began();
         let key = self.table[&sequence].key;
         let before = self.table.range(..sequence);
-        let unsettled = before.filter(|(_, stored)| stored.key == key && !stored.is_done());
+        // Delayed ones keep no order with what was written after them.
+        let unsettled = before.filter(|(_, stored)| {
+            stored.key == key && !stored.is_done() && stored.not_before.is_none()
+        });
         self.previous.insert(read, unsettled.map(|(sequence, _)| *sequence).collect());
         self.reads.push_back((read, Origin::Hot, None, vec![self.fetched(sequence)], 0));
     }
@@ -142,6 +154,8 @@ impl World {
             }
             _ => {
                 self.read_once |= origin == Origin::Cold && rows.len() < 4;
+                let due = origin == Origin::Due;
+                let rows = if due { due_by_now(rows, self.cursor) } else { rows };
                 self.offer(rows, origin);
                 if origin == Origin::Cold {
                     self.cursor = self.cursor.max(until);
@@ -154,6 +168,7 @@ impl World {
     }
 
     pub(super) fn offer(&mut self, rows: Vec<Fetched>, origin: Origin) {
+        self.lanes.set_cursor(self.cursor);
         for row in rows {
             self.lanes.offer(row, origin, None, self.now);
         }
@@ -161,9 +176,7 @@ impl World {
     }
 
     pub(super) fn note_skipped(&mut self) {
-        for (destination, sequence) in self.lanes.take_skipped() {
-            self.source.fall_behind(destination, sequence);
-        }
+        fall_behind(&mut self.source, &mut self.lanes);
     }
 
     /// A destination that is behind reads on, as the driver does it.
@@ -179,12 +192,12 @@ impl World {
         let rows: Vec<Fetched> = self
             .table
             .range(from.sequence + 1..)
-            .filter(|(_, stored)| stored.is_ahead())
+            .filter(|(_, stored)| stored.is_ahead(self.now))
             .map(|(sequence, _)| self.fetched(*sequence))
             .take(PAGE)
             .collect();
         let read = self.lanes.read_began();
-        self.takes.insert(read, (from.sequence, take));
+        self.takes.insert(read, (self.read_until(&rows, PAGE), take));
         let generation = self.source.behind_generation(destination) as i64;
         self.reads.push_back((read, Origin::CatchUp(destination), None, rows, generation));
     }
@@ -196,8 +209,7 @@ impl World {
         rows: Vec<Fetched>,
         generation: u64,
     ) {
-        let Some((from, take)) = self.takes.remove(&read) else { return };
-        let until = rows.last().map_or(from, |row| row.sequence);
+        let Some((until, take)) = self.takes.remove(&read) else { return };
         let page = page(until, rows.len() < PAGE);
         if !self.source.is_behind_since(destination, generation) {
             return;
