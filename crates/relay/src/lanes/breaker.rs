@@ -278,6 +278,7 @@ impl Lanes {
             id.destination == destination
                 && lane.block == Block::Releasing
                 && !lane.busy()
+                && self.shards.contains_key(&lane.shard)
                 && !self.is_paused(Some(id.key))
         });
         if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (breaker.turn(id.key.0), id.key)) {

@@ -108,3 +108,27 @@ fn a_lane_of_a_shard_that_is_being_handed_over_is_not_read_back() {
     assert!(lanes.next_releases().is_empty());
     assert!(lanes.busy_shards().is_empty());
 }
+
+#[test]
+fn a_destination_is_tried_with_a_held_lane_of_a_shard_that_stays() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.open_shard(1, None);
+    let stays = |sequence, key| Fetched { shard: 1, ..row(sequence, key) };
+    lanes.block(0, &blocked(1, true, false));
+    lanes.block(1, &blocked(4, false, false));
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(1, 1) };
+    lanes.offer(due, Origin::Due, None, now());
+    lanes.offer(stays(2, 2), Origin::Cold, None, now());
+    lanes.offer(stays(3, 3), Origin::Cold, None, now());
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    lanes.close_shard(0);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    let down = || Outcome::unavailable("down");
+    lanes.published(vec![(2, down()), (3, down())], now());
+    assert_eq!(state(&lanes), "open");
+    let before = lanes.next_releases().pop().unwrap();
+    lanes.released(&before, None, now());
+    lanes.wake_breakers(later(100));
+    let lane = |release: &Release| release.lane.key;
+    assert_eq!(lanes.next_releases().iter().map(lane).collect::<Vec<_>>(), [Key(4)]);
+}
