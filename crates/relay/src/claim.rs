@@ -68,7 +68,8 @@ impl Driver {
                 let census = within(deadline, store.heartbeat(&relay, reserved)).await?;
                 let mut renewed = None;
                 if renew {
-                    let asked_at = clock.now();
+                    // Rows that were claimed since these were listed are not renewed.
+                    let asked_at = if by_rows { now } else { clock.now() };
                     let mut still = Vec::new();
                     if by_rows {
                         if !rows.is_empty() {
