@@ -27,6 +27,10 @@ use uuid::Uuid;
 
 #[path = "mysql/claims.rs"]
 mod claims;
+#[path = "mysql/jumps.rs"]
+mod jumps;
+#[path = "mysql/rounds.rs"]
+mod rounds;
 #[path = "mysql/statements.rs"]
 mod statements;
 
@@ -484,7 +488,10 @@ struct OtherProcess {
 
 impl Outbox {
     async fn new() -> Self {
-        let pool = mariadb_pool(10).await;
+        Self::over(mariadb_pool(10).await).await
+    }
+
+    async fn over(pool: MySqlPool) -> Self {
         let tables = tables::unique("my");
         let store = MySqlStore::new(pool.clone(), tables.clone());
         store.migrate(Some(8)).await.unwrap();

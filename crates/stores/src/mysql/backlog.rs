@@ -250,6 +250,6 @@ impl MySqlStore {
         }
         let mut connection = self.pool.acquire().await.map_err(failed("counting events"))?;
         let visible = self.probe(&mut connection, &gaps, Some(concat!("and ", fresh!()))).await?;
-        Ok(gaps.clone().take(&visible).into_iter().filter(|&sequence| sequence <= mark).collect())
+        Ok(visible.into_iter().filter(|&sequence| sequence <= mark).collect())
     }
 }

@@ -6,6 +6,22 @@
 
 use std::time::Instant;
 
+/// Most stretches of numbers in one statement.
+const STRETCHES: usize = 256;
+
+/// Of runs that are longer than this, the first number that is there is sought, and those after it are counted before
+/// they are listed: a transaction with many events shows all of them at once, or none.
+const LONG_RUN: i64 = 64;
+
+/// Most numbers that one statement looks at.
+const PIECE: i64 = 100_000;
+
+/// Gaps that are no further apart than this are looked at together, with the rows between them.
+const NEAR: i64 = 8;
+
+/// The first and the last of numbers that follow each other.
+pub(super) type Run = (i64, i64);
+
 /// Runs of missing numbers, in order, none overlapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Gaps(Vec<Gap>);
@@ -64,75 +80,105 @@ impl Gaps {
         }
     }
 
-    /// Takes out those of these numbers, given in order, that were missing: gives them.
+    /// Writes the runs within these numbers anew; of one that reaches beyond them, only the part within.
+    fn rewrite(&mut self, within: Run, mut each: impl FnMut(Gap, &mut Vec<Gap>)) {
+        let (from, to) = within;
+        let start = self.0.partition_point(|gap| gap.last < from);
+        let end = self.0.partition_point(|gap| gap.first <= to);
+        if start >= end {
+            return;
+        }
+        let mut written = Vec::new();
+        for gap in &self.0[start..end] {
+            if gap.first < from {
+                push(&mut written, Gap { last: from - 1, ..*gap });
+            }
+            let (first, last) = (gap.first.max(from), gap.last.min(to));
+            each(Gap { first, last, ..*gap }, &mut written);
+            if gap.last > to {
+                push(&mut written, Gap { first: to + 1, ..*gap });
+            }
+        }
+        self.0.splice(start..end, written);
+    }
+
+    /// Takes out those of these numbers, given in order, that were missing: returns them.
     pub(super) fn take(&mut self, numbers: &[i64]) -> Vec<i64> {
         let mut taken = Vec::new();
-        if numbers.is_empty() {
+        let (Some(&lowest), Some(&highest)) = (numbers.first(), numbers.last()) else {
             return taken;
-        }
-        let mut left = Vec::with_capacity(self.0.len());
-        for gap in &self.0 {
+        };
+        self.rewrite((lowest, highest), |gap, left| {
             let mut first = gap.first;
-            let from = numbers.partition_point(|&number| number < gap.first);
-            for &number in numbers[from..].iter().take_while(|&&number| number <= gap.last) {
+            for number in within(numbers, gap) {
                 if first < number {
-                    left.push(Gap { first, last: number - 1, ..*gap });
+                    push(left, Gap { first, last: number - 1, ..gap });
                 }
                 taken.push(number);
                 first = number + 1;
             }
             if first <= gap.last {
-                left.push(Gap { first, ..*gap });
+                push(left, Gap { first, ..gap });
             }
-        }
-        self.0 = left;
+        });
         taken
     }
 
-    /// Gives up the numbers that were seen missing by `until`, but for those of `inserted`, given in
-    /// order: a transaction that is still open has rows under them.
-    pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
-        let mut left = Vec::new();
-        for gap in &self.0 {
+    /// Takes out the numbers of this run that were seen missing by `until`, but for those of `inserted`, given in
+    /// order: a transaction that is still open has rows under them. Returns what it has taken out.
+    pub(super) fn take_unused(&mut self, run: Run, until: Instant, inserted: &[i64]) -> Self {
+        let mut unused = Vec::new();
+        self.rewrite(run, |gap, left| {
             if gap.seen > until {
-                left.push(*gap);
-                continue;
+                push(left, gap);
+                return;
             }
-            let from = inserted.partition_point(|&number| number < gap.first);
-            for &number in inserted[from..].iter().take_while(|&&number| number <= gap.last) {
-                match left.last_mut() {
-                    Some(before) if before.last == number - 1 && before.seen == gap.seen => {
-                        before.last = number;
-                    }
-                    _ => left.push(Gap { first: number, last: number, ..*gap }),
-                }
-            }
-        }
-        self.0 = left;
-    }
-
-    /// Takes out the numbers that were seen missing by `until`: gives those of `inserted`, which is in
-    /// order, and the others.
-    pub(super) fn split(&mut self, until: Instant, inserted: &[i64]) -> (Self, Self) {
-        let mut old = Self(self.0.extract_if(.., |gap| gap.seen <= until).collect());
-        let mut used = old.clone();
-        used.close(until, inserted);
-        old.take(inserted);
-        (used, old)
-    }
-
-    /// Takes out the runs of more than so many numbers, and returns them in pieces.
-    pub(super) fn take_long(&mut self, long: i64, piece: i64) -> Vec<(i64, i64)> {
-        let mut pieces = Vec::new();
-        for gap in self.0.extract_if(.., |gap| gap.last - gap.first >= long) {
             let mut first = gap.first;
-            while first <= gap.last {
-                let last = gap.last.min(first + piece - 1);
-                pieces.push((first, last));
-                first = last + 1;
+            for number in within(inserted, gap) {
+                if first < number {
+                    push(&mut unused, Gap { first, last: number - 1, ..gap });
+                }
+                push(left, Gap { first: number, last: number, ..gap });
+                first = number + 1;
             }
+            if first <= gap.last {
+                push(&mut unused, Gap { first, ..gap });
+            }
+        });
+        Self(unused)
+    }
+
+    /// A part that one look takes in: the numbers from `from` on that were seen missing by `by`.
+    pub(super) fn part(&self, from: i64, by: Instant) -> Part {
+        let mut part = Part { from, ..Part::default() };
+        let mut numbers = 0;
+        let start = self.0.partition_point(|gap| gap.last < from);
+        for gap in self.0[start..].iter().filter(|gap| gap.seen <= by) {
+            let (first, last) = (gap.first.max(from), gap.last);
+            let long = last - first >= LONG_RUN;
+            let full = part.stretches.len() >= STRETCHES;
+            let before = part.stretches.last_mut().filter(|before| !long && !before.long);
+            let near = before.filter(|before| first - before.last <= NEAR);
+            // How much is in a long one is not known yet.
+            let more = match &near {
+                _ if long => 0,
+                Some(before) => last - before.last,
+                None => last - first + 1,
+            };
+            if numbers > 0 && numbers + more > PIECE || near.is_none() && full {
+                part.end = first - 1;
+                return part;
+            }
+            numbers += more;
+            match near {
+                Some(before) => before.last = last,
+                None => part.stretches.push(Stretch { first, last, long }),
+            }
+            part.gaps.0.push(Gap { first, ..*gap });
         }
-        pieces
+        part.is_last = true;
+        part.end = part.gaps.0.last().map_or(from, |gap| gap.last);
+        part
     }
 
     /// Only those below this number stay.
@@ -155,24 +201,112 @@ impl Gaps {
 
     /// Adds others, which it does not have.
     pub(super) fn merge(&mut self, others: Self) {
-        let follow = self.0.last().zip(others.0.first()).is_none_or(|(a, b)| a.last < b.first);
-        self.0.extend(others.0);
-        if !follow {
-            self.0.sort_unstable_by_key(|gap| gap.first);
+        let (Some(first), Some(last)) = (others.0.first(), others.0.last()) else {
+            return;
+        };
+        let at = self.0.partition_point(|gap| gap.first < first.first);
+        if self.0.get(at).is_none_or(|next| next.first > last.last) {
+            self.0.splice(at..at, others.0);
+        } else {
+            self.0.extend(others.0);
+            // It finds the two lists that are in order, and merges them.
+            self.0.sort_by_key(|gap| gap.first);
         }
     }
+}
 
-    /// Stretches of numbers that hold all gaps: those that are no further apart than `near` share one,
-    /// together with the rows between them.
-    pub(super) fn stretches(&self, near: i64) -> Vec<(i64, i64)> {
-        let mut stretches: Vec<(i64, i64)> = Vec::new();
-        for gap in &self.0 {
-            match stretches.last_mut() {
-                Some(stretch) if gap.first - stretch.1 <= near => stretch.1 = gap.last,
-                _ => stretches.push((gap.first, gap.last)),
+/// Adds a run after the others, to the last one if it goes on with it.
+fn push(gaps: &mut Vec<Gap>, gap: Gap) {
+    match gaps.last_mut() {
+        Some(before) if before.last == gap.first - 1 && before.seen == gap.seen => {
+            before.last = gap.last;
+        }
+        _ => gaps.push(gap),
+    }
+}
+
+/// Those of these numbers, which are in order, that are in the gap.
+fn within(numbers: &[i64], gap: Gap) -> impl Iterator<Item = i64> {
+    let from = numbers.partition_point(|&number| number < gap.first);
+    numbers[from..].iter().copied().take_while(move |&number| number <= gap.last)
+}
+
+/// A part of the missing numbers, small enough for one statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) from: i64,
+    pub(super) end: i64,
+    /// Nothing is missing after it.
+    pub(super) is_last: bool,
+    /// The missing numbers.
+    pub(super) gaps: Gaps,
+    /// Where they are.
+    pub(super) stretches: Vec<Stretch>,
+}
+
+/// Numbers that are looked at together: a long run, or short ones that are near to each other with the rows between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) first: i64,
+    pub(super) last: i64,
+    pub(super) long: bool,
+}
+
+impl Part {
+    /// The long runs.
+    pub(super) fn long(&self) -> Vec<Run> {
+        let long = self.stretches.iter().filter(|stretch| stretch.long);
+        long.map(|stretch| (stretch.first, stretch.last)).collect()
+    }
+
+    /// Narrows the long runs down: `first` tells for each of them, in order, the first number at which there is a row. It
+    /// ends with the first one of which a piece is left over.
+    pub(super) fn begin_long_at(&mut self, first: impl IntoIterator<Item = Option<i64>>) {
+        let short = self.stretches.iter().filter(|stretch| !stretch.long);
+        let mut numbers: i64 = short.map(|stretch| stretch.last - stretch.first + 1).sum();
+        let mut first = first.into_iter();
+        let mut end = None;
+        let mut narrowed = Vec::with_capacity(self.stretches.len());
+        for mut stretch in std::mem::take(&mut self.stretches) {
+            if !stretch.long {
+                narrowed.push(stretch);
+                continue;
+            }
+            let Some(found) = first.next().flatten() else {
+                continue;
+            };
+            if numbers >= PIECE && !narrowed.is_empty() {
+                end = Some(stretch.first - 1);
+                break;
+            }
+            let piece = (PIECE - numbers).clamp(LONG_RUN, PIECE);
+            let last = stretch.last.min(found.saturating_add(piece - 1));
+            numbers += last - found + 1;
+            let rest = last < stretch.last;
+            (stretch.first, stretch.last) = (found, last);
+            narrowed.push(stretch);
+            if rest {
+                end = Some(last);
+                break;
             }
         }
-        stretches
+        self.stretches = narrowed;
+        if let Some(end) = end {
+            (self.end, self.is_last) = (end, false);
+            self.gaps.keep_below(end + 1);
+        }
+    }
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            from: i64::MIN,
+            end: i64::MAX,
+            is_last: false,
+            gaps: Gaps::default(),
+            stretches: Vec::new(),
+        }
     }
 }
 
@@ -181,6 +315,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    const ALL: Run = (i64::MIN, i64::MAX);
 
     fn runs(gaps: &Gaps) -> Vec<(i64, i64)> {
         gaps.iter().map(|gap| (gap.first, gap.last)).collect()
@@ -202,12 +338,58 @@ mod tests {
         assert_eq!(gaps.first(), Some(12));
     }
 
+    fn stretches(part: &Part) -> Vec<(i64, i64)> {
+        part.stretches.iter().map(|stretch| (stretch.first, stretch.last)).collect()
+    }
+
     #[test]
-    fn long_runs_are_taken_out_in_pieces() {
-        let mut gaps = gaps(&[(1, 64), (100, 349), (400, 464)], Instant::now());
-        let long = gaps.take_long(64, 100);
-        assert_eq!(long, [(100, 199), (200, 299), (300, 349), (400, 464)]);
-        assert_eq!(runs(&gaps), [(1, 64)]);
+    fn a_long_run_is_looked_at_from_its_first_row_on_a_piece_at_a_time() {
+        let now = Instant::now();
+        let huge = 1_000_000_000_000_000;
+        let gaps = gaps(&[(1, 64), (100, huge), (huge + 9, huge + 9)], now);
+        let whole = gaps.part(0, now);
+        assert_eq!(stretches(&whole), [(1, 64), (100, huge), (huge + 9, huge + 9)]);
+        assert_eq!(whole.long(), [(100, huge)]);
+        let mut empty = whole.clone();
+        empty.begin_long_at([None]);
+        assert_eq!(stretches(&empty), [(1, 64), (huge + 9, huge + 9)]);
+        assert_eq!((empty.end, empty.is_last), (huge + 9, true));
+        let mut some = whole;
+        some.begin_long_at([Some(5_000_000)]);
+        let end = 5_000_000 + PIECE - 66;
+        assert_eq!(stretches(&some), [(1, 64), (5_000_000, end)]);
+        assert_eq!((some.end, some.is_last), (end, false));
+        assert_eq!(runs(&some.gaps), [(1, 64), (100, end)]);
+        assert_eq!(stretches(&gaps.part(end + 1, now))[0], (end + 1, huge));
+    }
+
+    #[test]
+    fn many_long_runs_take_no_more_than_a_piece() {
+        let now = Instant::now();
+        let list: Vec<_> = (0..9).map(|n| (n * 100_000, n * 100_000 + 29_999)).collect();
+        let gaps = gaps(&list, now);
+        let mut part = gaps.part(0, now);
+        let first: Vec<_> = part.long().iter().map(|run| Some(run.0)).collect();
+        part.begin_long_at(first);
+        let numbers: i64 = part.stretches.iter().map(|one| one.last - one.first + 1).sum();
+        assert_eq!(numbers, PIECE);
+        assert_eq!((part.end, part.is_last), (309_999, false));
+    }
+
+    #[test]
+    fn a_part_holds_as_many_stretches_as_a_statement_and_none_that_is_too_young() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(1);
+        let list: Vec<_> = (1..=300).map(|n| (n * 100, n * 100 + 1)).collect();
+        let mut gaps = gaps(&list, now);
+        gaps.add(150, 150, later);
+        let first = gaps.part(i64::MIN, now);
+        assert_eq!(stretches(&first), list[..256]);
+        assert_eq!((first.end, first.is_last), (25_699, false));
+        let second = gaps.part(first.end + 1, now);
+        assert_eq!(stretches(&second), list[256..]);
+        assert_eq!((second.end, second.is_last), (30_001, true));
+        assert!(gaps.part(second.end + 1, now).is_last);
     }
 
     #[test]
@@ -234,9 +416,11 @@ mod tests {
         let late = early + Duration::from_secs(1);
         let mut gaps = gaps(&[(1, 9), (20, 20)], early);
         gaps.add(30, 31, late);
-        gaps.close(early, &[3, 4, 7, 25]);
+        gaps.take_unused(ALL, early, &[3, 4, 7, 25]);
         assert_eq!(runs(&gaps), [(3, 4), (7, 7), (30, 31)]);
-        gaps.close(late, &[]);
+        gaps.take_unused((4, 30), late, &[]);
+        assert_eq!(runs(&gaps), [(3, 3), (31, 31)], "the others were not looked at");
+        gaps.take_unused(ALL, late, &[]);
         assert!(gaps.is_empty());
     }
 
@@ -246,15 +430,15 @@ mod tests {
         let late = early + Duration::from_secs(1);
         let mut gaps = gaps(&[(1, 9), (20, 20)], early);
         gaps.add(30, 31, late);
-        let (used, unused) = gaps.split(early, &[3, 4, 7, 25, 30]);
-        assert_eq!(runs(&used), [(3, 4), (7, 7)]);
+        let unused = gaps.take_unused(ALL, early, &[3, 4, 7, 25, 30]);
         assert_eq!(runs(&unused), [(1, 2), (5, 6), (8, 9), (20, 20)]);
-        assert_eq!(runs(&gaps), [(30, 31)]);
+        assert_eq!(runs(&gaps), [(3, 4), (7, 7), (30, 31)]);
         gaps.merge(unused);
-        assert_eq!(runs(&gaps), [(1, 2), (5, 6), (8, 9), (20, 20), (30, 31)]);
+        let all = [(1, 2), (3, 4), (5, 6), (7, 7), (8, 9), (20, 20), (30, 31)];
+        assert_eq!(runs(&gaps), all);
         assert_eq!(gaps.last_seen(), Some(late));
         assert_eq!(runs(&gaps.take_seen_since(late)), [(30, 31)]);
-        assert_eq!(gaps.len(), 4);
+        assert_eq!(gaps.len(), 6);
     }
 
     #[test]
@@ -264,8 +448,9 @@ mod tests {
         gaps.add_missing(0, &present, Instant::now());
         gaps.add(1_000_000, 1_000_001, Instant::now());
         assert_eq!(gaps.len(), 5001);
-        let stretches = gaps.stretches(2);
-        assert_eq!(stretches, [(1, 9_999), (1_000_000, 1_000_001)], "the far one is alone");
-        assert_eq!(gaps.stretches(1).len(), 5001, "each by itself");
+        let part = gaps.part(0, Instant::now());
+        let expected = [(1, 9_999), (1_000_000, 1_000_001)];
+        assert_eq!(stretches(&part), expected, "the far one is alone");
+        assert_eq!(part.gaps, gaps);
     }
 }

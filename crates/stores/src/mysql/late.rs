@@ -9,6 +9,11 @@
 //! A reader looks *before* it reads the rows: what becomes visible between the two is read and counts
 //! as missing, which is harmless; the other way round it would be neither.
 //!
+//! Missing numbers are looked at in rounds, from the lowest to the highest, a part at a time
+//! ([`Round`](super::tracker::Round)). A part is as much as one statement looks at. Of a long run it begins at the first row
+//! that is there, committed or not: a run without rows costs one look-up, however long it is. A read looks back for a second
+//! at most, and the next one goes on there. Readers are given numbers up to those that a whole round speaks for.
+//!
 //! A missing number can still appear if an open transaction has inserted its row, or if a statement has
 //! reserved it and has yet to insert. The first is seen exactly: a read of uncommitted rows shows it. The
 //! second ends with the statement: every statement that had begun when the number was seen missing is
@@ -21,43 +26,32 @@
 use std::time::{Duration, Instant};
 
 use posthaste_core::Result;
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Transaction};
 use uuid::Uuid;
 
-use super::{MySqlStore, gaps::Gaps, padded, statements::Running, tracker::Reader};
+use super::{
+    MySqlStore,
+    gaps::{Gaps, Part, Run, Stretch},
+    padded,
+    statements::Running,
+    tracker::{Reader, Round},
+};
 use crate::failure::failed;
+
+const DOING: &str = "looking for missing numbers";
 
 /// For how long a missing number is kept under which nobody has inserted, where statements are not shown.
 const BLIND: Duration = Duration::from_mins(10);
 
-/// How often the server's statements are looked at while few numbers are missing.
-const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
+/// For so long one read looks back. What is left of the round is for the next one: a read that takes longer than its
+/// deadline would be repeated without end.
+const LOOK_BACK: Duration = Duration::from_secs(1);
 
-/// Up to so long that is quick.
-const CLOSING_QUICK: Duration = Duration::from_millis(20);
-
-/// After one that is not, so many times as long as it took passes before they are looked at again: the numbers of a large
-/// transaction that is open are there to stay.
-const CLOSING_REST: u32 = 8;
-
-/// With more missing runs than this they are looked at with every read.
-const FEW: usize = 64;
+/// A transaction that sees what is not committed.
+const DIRTY: &str = "set transaction isolation level read uncommitted; start transaction read only";
 
 /// With more missing runs than this nothing more is passed over: reading waits for them.
 pub(super) const MOST: usize = 200_000;
-
-/// Most stretches of numbers in one statement.
-const STRETCHES: usize = 256;
-
-/// Of runs that are longer than this, the numbers that are there are counted before they are listed: a
-/// transaction with many events shows all of them at once, or none.
-const LONG_RUN: i64 = 64;
-
-/// Most numbers of long runs that one statement looks at.
-const PIECE: i64 = 100_000;
-
-/// Gaps that are no further apart than this are looked at together, with the rows between them.
-const NEAR: i64 = 8;
 
 const LOOK: &str = "
     select sequence from {events} force index (primary)
@@ -65,18 +59,20 @@ const LOOK: &str = "
     order by sequence
     limit ?";
 
-/// These runs, as many at a time as one statement looks at.
-fn pieces(runs: &[(i64, i64)]) -> impl Iterator<Item = &[(i64, i64)]> {
-    let mut numbers = 0;
-    runs.chunk_by(move |run, next| {
-        numbers += run.1 - run.0;
-        let together = numbers + next.1 - next.0 < PIECE;
-        if !together {
-            numbers = 0;
+/// What may be given up, as the server's statements were listed.
+struct Closing {
+    running: Option<Running>,
+    asked: Instant,
+}
+
+impl Closing {
+    /// Nobody can use what was seen missing by then.
+    fn closed(&self) -> Option<Instant> {
+        match &self.running {
+            Some(running) => running.since(),
+            None => self.asked.checked_sub(BLIND),
         }
-        together
-    })
-    .flat_map(|runs| runs.chunks(STRETCHES))
+    }
 }
 
 impl MySqlStore {
@@ -94,74 +90,152 @@ impl MySqlStore {
             .bind(limit as u64)
             .fetch_all(connection)
             .await
-            .map_err(failed("looking for missing numbers"))
+            .map_err(failed(DOING))
     }
 
-    /// The numbers in these gaps that are visible, in order, and maybe others between them.
+    /// Those of these numbers that are visible, in order.
     pub(super) async fn probe(
         &self,
         connection: &mut MySqlConnection,
         gaps: &Gaps,
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
-        let mut short = gaps.clone();
-        let long = short.take_long(LONG_RUN, PIECE);
-        if long.is_empty() {
-            return self.list(connection, &short, only).await;
+        let (mut from, mut visible) = (i64::MIN, Vec::new());
+        loop {
+            let mut part = gaps.part(from, Instant::now());
+            visible.extend(self.probe_part(connection, &mut part, only).await?);
+            if part.is_last {
+                return Ok(visible);
+            }
+            from = part.end + 1;
         }
-        let mut visible = Vec::new();
-        for runs in pieces(&long) {
-            visible.extend(self.probe_long(connection, runs, only).await?);
-        }
-        visible.extend(self.list(connection, &short, only).await?);
-        visible.sort_unstable();
-        Ok(visible)
     }
 
-    /// The numbers in these long runs that are visible, in order.
-    async fn probe_long(
+    /// Whether one of these numbers is visible, or it takes too long to find out.
+    pub(super) async fn may_be_visible(
         &self,
         connection: &mut MySqlConnection,
-        runs: &[(i64, i64)],
-        only: Option<&'static str>,
-    ) -> Result<Vec<i64>> {
-        let counts = self.count_runs(connection, runs, only).await?;
-        let (mut visible, mut partly) = (Vec::new(), Gaps::default());
-        for (&(first, last), count) in runs.iter().zip(counts) {
-            if count == last - first + 1 {
-                visible.extend(first..=last);
-            } else if count > 0 {
-                partly.add(first, last, Instant::now());
+        gaps: &Gaps,
+        only: &'static str,
+    ) -> Result<bool> {
+        let begun = Instant::now();
+        let mut from = i64::MIN;
+        loop {
+            let mut part = gaps.part(from, begun);
+            let visible = self.probe_part(connection, &mut part, Some(only)).await?;
+            if !visible.is_empty() || !part.is_last && begun.elapsed() > LOOK_BACK {
+                return Ok(true);
             }
+            if part.is_last {
+                return Ok(false);
+            }
+            from = part.end + 1;
         }
-        visible.extend(self.list(connection, &partly, only).await?);
-        visible.sort_unstable();
-        visible.dedup();
-        Ok(visible)
     }
 
-    /// Learns which numbers of long runs have appeared, some at a time: what was learnt before the time was up
-    /// counts, however many there are.
-    async fn look_for_long(&self, connection: &mut MySqlConnection, id: Uuid) -> Result<()> {
-        let long = self.tracker().missing.clone().take_long(LONG_RUN, PIECE);
-        for runs in pieces(&long) {
-            let visible = self.probe_long(connection, runs, None).await?;
-            self.saw(id, &visible);
+    /// The missing numbers of this part that are visible, in order.
+    async fn probe_part(
+        &self,
+        connection: &mut MySqlConnection,
+        part: &mut Part,
+        only: Option<&'static str>,
+    ) -> Result<Vec<i64>> {
+        if !part.long().is_empty() {
+            // Also for what is committed: it would walk over all that is not, to the end of the run.
+            let mut transaction = begin_dirty(connection).await?;
+            self.seek(&mut transaction, part).await?;
+            transaction.commit().await.map_err(failed(DOING))?;
         }
+        let visible = self.list(connection, &part.stretches, only).await?;
+        Ok(part.gaps.clone().take(&visible))
+    }
+
+    /// The missing numbers of this part under which somebody has inserted a row, committed or not, and those of them that
+    /// are visible, in order.
+    async fn inserted(
+        &self,
+        connection: &mut MySqlConnection,
+        part: &mut Part,
+    ) -> Result<(Vec<i64>, Vec<i64>)> {
+        let mut transaction = begin_dirty(connection).await?;
+        self.seek(&mut transaction, part).await?;
+        let found = self.list(&mut transaction, &part.stretches, None).await?;
+        transaction.commit().await.map_err(failed(DOING))?;
+        let inserted = part.gaps.clone().take(&found);
+        let mut used = part.gaps.clone();
+        used.take_unused((part.from, part.end), Instant::now(), &inserted);
+        let (mut from, mut visible) = (part.from, Vec::new());
+        while !used.is_empty() {
+            let mut part = used.part(from, Instant::now());
+            // Each begins with a row.
+            let first: Vec<_> = part.long().iter().map(|run| Some(run.0)).collect();
+            part.begin_long_at(first);
+            visible.extend(self.list(connection, &part.stretches, None).await?);
+            if part.is_last {
+                break;
+            }
+            from = part.end + 1;
+        }
+        Ok((inserted, part.gaps.clone().take(&visible)))
+    }
+
+    /// Narrows the long runs of a part down to where the first row is. One look-up for each, however long it is.
+    async fn seek(&self, dirty: &mut MySqlConnection, part: &mut Part) -> Result<()> {
+        const SEEK: &str = "coalesce((select sequence from {events} force index (primary)
+            where sequence between ? and ? order by sequence limit 1), 0)";
+
+        let long = part.long();
+        if long.is_empty() {
+            return Ok(());
+        }
+        let found = self.of_runs(dirty, SEEK, None, &long).await?;
+        let first = long.iter().zip(found).map(|(run, found)| match found {
+            Some(0) => None,
+            // Where that is not known, all of it is looked at.
+            found => Some(found.unwrap_or(run.0)),
+        });
+        part.begin_long_at(first.collect::<Vec<_>>());
         Ok(())
     }
 
-    /// How many numbers of each run are visible.
-    async fn count_runs(
+    /// The numbers in these stretches that are visible, in order.
+    async fn list(
         &self,
         connection: &mut MySqlConnection,
-        runs: &[(i64, i64)],
+        stretches: &[Stretch],
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
         const COUNT: &str = "(select count(*) from {events} e force index (primary)
             where sequence between ? and ? {only})";
 
-        let one = self.tables.sql(COUNT).0.replace("{only}", only.unwrap_or_default());
+        let run = |stretch: &Stretch| (stretch.first, stretch.last);
+        let mut runs: Vec<Run> = stretches.iter().filter(|one| !one.long).map(run).collect();
+        let long: Vec<Run> = stretches.iter().filter(|one| one.long).map(run).collect();
+        let mut visible = Vec::new();
+        if !long.is_empty() {
+            let counts = self.of_runs(connection, COUNT, only, &long).await?;
+            for (&(first, last), count) in long.iter().zip(counts) {
+                if count == Some(last - first + 1) {
+                    visible.extend(first..=last);
+                } else if count != Some(0) {
+                    runs.push((first, last));
+                }
+            }
+        }
+        visible.extend(self.list_runs(connection, &runs, only).await?);
+        visible.sort_unstable();
+        Ok(visible)
+    }
+
+    /// A number for each of these runs, which `one` asks for.
+    async fn of_runs(
+        &self,
+        connection: &mut MySqlConnection,
+        one: &'static str,
+        only: Option<&'static str>,
+        runs: &[Run],
+    ) -> Result<Vec<Option<i64>>> {
+        let one = self.tables.sql(one).0.replace("{only}", only.unwrap_or_default());
         let places = runs.len().next_power_of_two();
         // As one text: a row of hundreds of columns would be more than some servers allow.
         let sql = format!("select concat_ws(',', {})", vec![one; places].join(", "));
@@ -171,16 +245,15 @@ impl MySqlStore {
         for (first, last) in runs.iter().chain(nothing) {
             query = query.bind(first).bind(last);
         }
-        let counts: String =
-            query.fetch_one(connection).await.map_err(failed("looking for missing numbers"))?;
-        // A run whose count is not known is listed.
-        Ok(counts.split(',').map(|count| count.parse().unwrap_or(1)).take(runs.len()).collect())
+        let numbers: String = query.fetch_one(connection).await.map_err(failed(DOING))?;
+        let mut numbers = numbers.split(',').map(|number| number.parse().ok());
+        Ok(runs.iter().map(|_| numbers.next().flatten()).collect())
     }
 
-    async fn list(
+    async fn list_runs(
         &self,
         connection: &mut MySqlConnection,
-        gaps: &Gaps,
+        runs: &[Run],
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
         const PROBE: &str = "
@@ -188,35 +261,18 @@ impl MySqlStore {
             where ({stretches}) {only}
             order by sequence";
 
-        let mut visible = Vec::new();
-        for stretches in gaps.stretches(NEAR).chunks(STRETCHES) {
-            let places = stretches.len().next_power_of_two();
-            let between = vec!["sequence between ? and ?"; places].join(" or ");
-            let sql = self.tables.sql(PROBE).0.replace("{stretches}", &between);
-            let sql = sql.replace("{only}", only.unwrap_or_default());
-            let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
-            for (first, last) in padded(stretches) {
-                query = query.bind(first).bind(last);
-            }
-            let rows: Vec<i64> = query
-                .fetch_all(&mut *connection)
-                .await
-                .map_err(failed("looking for missing numbers"))?;
-            visible.extend(rows);
+        if runs.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(visible)
-    }
-
-    /// The numbers in these gaps under which somebody has inserted a row, committed or not.
-    async fn inserted(&self, connection: &mut MySqlConnection, gaps: &Gaps) -> Result<Vec<i64>> {
-        const DIRTY: &str =
-            "set transaction isolation level read uncommitted; start transaction read only";
-        const DOING: &str = "looking for uncommitted events";
-
-        let mut transaction = connection.begin_with(DIRTY).await.map_err(failed(DOING))?;
-        let inserted = self.probe(&mut transaction, gaps, None).await?;
-        transaction.commit().await.map_err(failed(DOING))?;
-        Ok(inserted)
+        let places = runs.len().next_power_of_two();
+        let between = vec!["sequence between ? and ?"; places].join(" or ");
+        let sql = self.tables.sql(PROBE).0.replace("{stretches}", &between);
+        let sql = sql.replace("{only}", only.unwrap_or_default());
+        let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
+        for (first, last) in padded(runs) {
+            query = query.bind(first).bind(last);
+        }
+        query.fetch_all(connection).await.map_err(failed(DOING))
     }
 
     /// Looks on from where the tracker stands up to `up_to`, as far as one step goes.
@@ -238,90 +294,102 @@ impl MySqlStore {
         Ok(())
     }
 
-    /// Learns what has appeared since, and gives up what nobody can use.
+    /// Learns what has appeared since, and gives up what nobody can use, for as long as one read may. How far that has come
+    /// the tracker tells.
     pub(super) async fn look_back(&self, connection: &mut MySqlConnection) -> Result<()> {
         // One at a time: what one look finds unused another one may have seen appear meanwhile.
         let _looking_back = self.looking_back.lock().await;
-        let asked = Instant::now();
-        let (id, due) = {
-            let mut tracker = self.tracker();
-            if tracker.misses_nothing() {
+        let begun = Instant::now();
+        loop {
+            let (id, round) = {
+                let mut tracker = self.tracker();
+                (tracker.id(), tracker.round(Instant::now()))
+            };
+            let Some(round) = round else {
+                return Ok(());
+            };
+            // The end of one that had begun before says little about what was committed since.
+            let in_time = self.go_round(connection, id, round, begun + LOOK_BACK).await?;
+            if !in_time || round.began >= begun {
                 return Ok(());
             }
-            let few = tracker.missing.len() <= FEW && !tracker.has_quiet();
-            let interval = if few { CLOSE_INTERVAL } else { Duration::ZERO };
-            let rest = CLOSING_REST * tracker.closing_took.saturating_sub(CLOSING_QUICK);
-            let pause = interval.max(rest);
-            let due = tracker.closed_at.is_none_or(|at| asked.duration_since(at) >= pause);
-            if due {
-                tracker.closed_at = Some(asked);
+        }
+    }
+
+    /// Goes on with a round. What was learnt from a part counts, also when the time is up before the next one. Returns
+    /// whether there is time left.
+    async fn go_round(
+        &self,
+        connection: &mut MySqlConnection,
+        id: Uuid,
+        round: Round,
+        until: Instant,
+    ) -> Result<bool> {
+        // After the round has begun: of what stays quiet nothing was committed by then.
+        let closing = self.closing(connection, id, round).await?;
+        loop {
+            let begun = Instant::now();
+            let (mut part, recalls) = {
+                let tracker = self.tracker();
+                let next = tracker.next_part(round).filter(|_| tracker.id() == id);
+                let Some(next) = next else {
+                    return Ok(true);
+                };
+                (tracker.missing.part(next, round.began), tracker.recalls())
+            };
+            let (inserted, visible) = match &closing {
+                // After the statements: whatever one of them has inserted before it ended is seen. And only what
+                // is inserted can have appeared.
+                Some(_) => self.inserted(connection, &mut part).await?,
+                None => (Vec::new(), self.probe_part(connection, &mut part, None).await?),
+            };
+            let mut tracker = self.tracker();
+            if tracker.id() != id || tracker.next_part(round).is_none() {
+                return Ok(true);
             }
-            (tracker.id(), due)
-        };
-        if due {
-            return self.look_back_and_close(connection, asked, id).await;
+            // Of numbers that were taken back meanwhile nobody has looked at what is inserted.
+            if let Some(closing) = closing.as_ref().filter(|_| tracker.recalls() == recalls) {
+                let run = (part.from, part.end);
+                if let Some(until) = closing.closed() {
+                    tracker.close(run, until.min(round.began), &inserted);
+                }
+                let running = closing.running.as_ref();
+                if let Some((until, running)) =
+                    running.and_then(|running| running.unwatched_since().zip(Some(running)))
+                {
+                    tracker.hush(run, until.min(round.began), &inserted, running.watched());
+                }
+            }
+            tracker.saw(&visible);
+            tracker.looked_back(part.end, part.is_last, begun.elapsed());
+            if part.is_last {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Takes back what is quiet no longer, and lists the statements if this round gives numbers up.
+    async fn closing(
+        &self,
+        connection: &mut MySqlConnection,
+        id: Uuid,
+        round: Round,
+    ) -> Result<Option<Closing>> {
+        let asked = Instant::now();
+        if round.closes {
+            let running = match self.recall(connection, id).await? {
+                Some(running) => Some(self.without_readers(connection, id, running).await?),
+                None => None,
+            };
+            return Ok(Some(Closing { running, asked }));
         }
         if self.tracker().has_quiet() {
             self.recall(connection, id).await?;
         }
-        self.look_for_long(connection, id).await?;
-        let mut missing = self.tracker().missing.clone();
-        missing.take_long(LONG_RUN, PIECE);
-        let visible = self.probe(connection, &missing, None).await?;
-        self.saw(id, &visible);
-        Ok(())
-    }
-
-    fn saw(&self, id: Uuid, visible: &[i64]) {
-        let mut tracker = self.tracker();
-        if tracker.id() == id {
-            tracker.saw(visible);
-        }
-    }
-
-    /// Gives up the missing numbers that nobody can use any more. Those that only long statements can use
-    /// are quiet.
-    async fn look_back_and_close(
-        &self,
-        connection: &mut MySqlConnection,
-        asked: Instant,
-        id: Uuid,
-    ) -> Result<()> {
-        let running = match self.recall(connection, id).await? {
-            Some(running) => Some(self.without_readers(connection, id, running).await?),
-            None => None,
-        };
-        let (closed, quiet) = match &running {
-            Some(running) => (running.since(), running.unwatched_since()),
-            None => (asked.checked_sub(BLIND), None),
-        };
-        self.look_for_long(connection, id).await?;
-        let (mut missing, recalls) = {
-            let tracker = self.tracker();
-            (tracker.missing.clone(), tracker.recalls())
-        };
-        // After the statements: whatever one of them has inserted before it ended is seen. And only what
-        // is inserted can have appeared.
-        let inserted = self.inserted(connection, &missing).await?;
-        missing.take_long(LONG_RUN, PIECE);
-        let (used, _) = missing.split(Instant::now(), &inserted);
-        let visible = self.probe(connection, &used, None).await?;
-        let mut tracker = self.tracker();
-        if tracker.id() != id {
-            return Ok(());
-        }
-        // Of numbers that were taken back meanwhile nobody has looked at what is inserted.
-        if tracker.recalls() == recalls {
-            if let Some(until) = closed {
-                tracker.close(until, &inserted);
-            }
-            if let Some((until, running)) = quiet.zip(running.as_ref()) {
-                tracker.hush(until, &inserted, running.watched());
-            }
-        }
-        tracker.closing_took = asked.elapsed();
-        tracker.saw(&visible);
-        Ok(())
+        Ok(None)
     }
 
     /// Takes back the quiet numbers that can have appeared: a statement which could use them has ended.
@@ -337,4 +405,8 @@ impl MySqlStore {
         }
         Ok(running)
     }
+}
+
+async fn begin_dirty(connection: &mut MySqlConnection) -> Result<Transaction<'_, MySql>> {
+    connection.begin_with(DIRTY).await.map_err(failed(DOING))
 }

@@ -142,11 +142,13 @@ impl Read for MySqlStore {
             session.done();
             return self.start_again(again);
         }
-        let end = ahead.end;
-        let (late, given) = {
+        let (late, given, end) = {
             let tracker = self.tracker_of(reader)?;
-            (tracker.late(reader, end, limit.rows), tracker.appeared())
+            // An event after this one can follow one that is late and not found yet.
+            let end = ahead.end.min(tracker.looked_back_from().max(reader.sequence));
+            (tracker.late(reader, end, limit.rows), tracker.appeared(), end)
         };
+        let caught_up = ahead.caught_up && end == ahead.end;
         let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
         let found = self.rows_of(&mut session, shards, &numbers, half).await?;
         if late.len() >= limit.rows || found.cut {
@@ -157,11 +159,12 @@ impl Read for MySqlStore {
         }
         session.done();
         let mut rows = ahead.rows;
+        rows.retain(|row| row.sequence <= end);
         rows.extend(found.rows);
         rows.sort_by_key(|row| row.sequence);
         rows.dedup_by_key(|row| row.sequence);
         let position = self.position(Reader { sequence: end, given, ..reader })?;
-        Ok(Page { rows, position, caught_up: ahead.caught_up })
+        Ok(Page { rows, position, caught_up })
     }
 
     async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -265,8 +268,7 @@ impl Read for MySqlStore {
         let mut appeared = appeared != known;
         if !appeared && !missing.is_empty() {
             let fresh = concat!("and ", readable!());
-            let visible = self.probe(&mut session, &missing, Some(fresh)).await?;
-            appeared = !missing.clone().take(&visible).is_empty();
+            appeared = self.may_be_visible(&mut session, &missing, fresh).await?;
         }
         session.done();
         if appeared {
@@ -298,8 +300,14 @@ impl Read for MySqlStore {
             .fetch_one(&mut *session)
             .await
             .map_err(failed(DOING))?;
+        let (newest, mut end) = (newest.unwrap_or(0), end);
+        if found.is_empty() && end < newest {
+            // Numbers can jump: the next look begins before the next row.
+            let next = self.look(&mut session, end, newest, 1).await?;
+            end = next.first().map_or(end, |next| next - 1);
+        }
         session.done();
-        Ok(beyond::page(found, limit, &self.beyond, end, newest.unwrap_or(0)))
+        Ok(beyond::page(found, limit, &self.beyond, end, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {

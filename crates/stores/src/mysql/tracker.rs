@@ -35,7 +35,7 @@ use posthaste_core::store::Position;
 use uuid::Uuid;
 
 use super::{
-    gaps::Gaps,
+    gaps::{Gaps, Run},
     life::is_same,
     statements::{Readers, Running, Watched},
 };
@@ -50,6 +50,19 @@ const REMEMBERED: usize = 400_000;
 /// Most quiet runs that are listed. Beyond that, reading starts again before the first of them when a watched
 /// statement ends.
 const QUIET: usize = 200_000;
+
+/// How often the server's statements are looked at while few numbers are missing.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Up to so long that is quick.
+const CLOSING_QUICK: Duration = Duration::from_millis(20);
+
+/// After one that is not, so many times as long as it took passes before they are looked at again: the numbers of a large
+/// transaction that is open are there to stay.
+const CLOSING_REST: u32 = 8;
+
+/// With more missing runs than this they are looked at with every read.
+const FEW: usize = 64;
 
 /// What is known of the missing numbers.
 #[derive(Debug)]
@@ -71,15 +84,38 @@ pub(super) struct Tracker {
     /// How many have been forgotten of those that have appeared, and the lowest of them.
     forgotten: u64,
     lowest_forgotten: i64,
+    /// The round over the missing numbers that is under way.
+    round: Option<Round>,
+    /// A round has ended that began when the numbers up to this one had been looked at.
+    looked_back_from: i64,
     /// When numbers were last given up that nobody can use any more.
-    pub(super) closed_at: Option<Instant>,
+    closed_at: Option<Instant>,
     /// How long that took.
-    pub(super) closing_took: Duration,
+    closing_took: Duration,
     /// The statements of other sessions, when they were last listed.
     pub(super) listed: Option<Arc<Running>>,
     /// When it was last looked up which sessions only read, and which these were.
     pub(super) readers_at: Option<Instant>,
     pub(super) readers: Option<Readers>,
+}
+
+/// A look at all numbers that are missing, from the lowest to the highest, in as many parts as it takes.
+///
+/// Numbers that appear are given to readers part by part. That keeps the order: a number which was known as missing when
+/// the round began had been given out by then. Whatever was committed before that is found by a look at any time since, and
+/// the lower ones were looked at first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Round {
+    /// Numbers that were seen missing later are left to the next one.
+    pub(super) began: Instant,
+    /// It gives up the numbers that nobody can use any more.
+    pub(super) closes: bool,
+    /// Where the next part begins.
+    pub(super) next: i64,
+    /// The numbers up to this one had been looked at when it began.
+    frontier: i64,
+    /// How long its parts have taken.
+    took: Duration,
 }
 
 /// Where a reader stands with this tracker.
@@ -106,6 +142,8 @@ impl Tracker {
             appeared: VecDeque::new(),
             forgotten: 0,
             lowest_forgotten: i64::MAX,
+            round: None,
+            looked_back_from: 0,
             closed_at: None,
             closing_took: Duration::ZERO,
             listed: None,
@@ -145,6 +183,7 @@ impl Tracker {
             // It speaks for all numbers up to its sequence.
             Some(context) => {
                 self.recall(None);
+                let known = self.missing.len();
                 match context.missing {
                     Missing::Named(runs) => {
                         for (first, last) in runs {
@@ -152,6 +191,10 @@ impl Tracker {
                         }
                     }
                     Missing::From(first) => reader.sequence = reader.sequence.min(first - 1),
+                }
+                if self.missing.len() > known {
+                    // Rounds that began before have not looked at these.
+                    (self.round, self.looked_back_from) = (None, 0);
                 }
                 self.frontier = self.frontier.max(Some(reader.sequence));
             }
@@ -186,6 +229,52 @@ impl Tracker {
             sequence: reader.sequence.min(self.lowest_forgotten - 1),
             ..reader
         })
+    }
+
+    /// The round that is under way, or a new one; `None` if nothing is missing.
+    pub(super) fn round(&mut self, now: Instant) -> Option<Round> {
+        if self.misses_nothing() {
+            self.round = None;
+            self.looked_back_from = self.frontier();
+            return None;
+        }
+        if self.round.is_none() {
+            let few = self.missing.len() <= FEW && !self.has_quiet();
+            let interval = if few { CLOSE_INTERVAL } else { Duration::ZERO };
+            let rest = CLOSING_REST * self.closing_took.saturating_sub(CLOSING_QUICK);
+            let pause = interval.max(rest);
+            let closes = self.closed_at.is_none_or(|at| now.duration_since(at) >= pause);
+            if closes {
+                self.closed_at = Some(now);
+            }
+            let frontier = self.frontier();
+            self.round =
+                Some(Round { began: now, closes, next: i64::MIN, frontier, took: Duration::ZERO });
+        }
+        self.round
+    }
+
+    /// Where the next part of this round begins; `None` if it is over.
+    pub(super) fn next_part(&self, round: Round) -> Option<i64> {
+        self.round.filter(|now| now.began == round.began).map(|round| round.next)
+    }
+
+    /// A part of the round was looked at, up to this number, and it was the last one or not.
+    pub(super) fn looked_back(&mut self, end: i64, is_last: bool, took: Duration) {
+        let Some(round) = &mut self.round else { return };
+        (round.next, round.took) = (end.saturating_add(1), round.took + took);
+        if is_last {
+            self.looked_back_from = self.looked_back_from.max(round.frontier);
+            if round.closes {
+                self.closing_took = round.took;
+            }
+            self.round = None;
+        }
+    }
+
+    /// All that was committed before a number up to this one was given out has been found. Readers wait before it.
+    pub(super) fn looked_back_from(&self) -> i64 {
+        self.looked_back_from
     }
 
     pub(super) fn misses_nothing(&self) -> bool {
@@ -243,11 +332,12 @@ impl Tracker {
         // They are met again.
         self.missing.keep_below(first);
         self.quiet.keep_below(first);
+        (self.round, self.looked_back_from) = (None, self.looked_back_from.min(first - 1));
     }
 
-    /// Gives up the numbers that were seen missing by `until`, but for those that somebody has inserted.
-    pub(super) fn close(&mut self, until: Instant, inserted: &[i64]) {
-        self.missing.close(until, inserted);
+    /// Gives up the numbers of this run that were seen missing by `until`, but for those that somebody has inserted.
+    pub(super) fn close(&mut self, run: Run, until: Instant, inserted: &[i64]) {
+        self.missing.take_unused(run, until, inserted);
     }
 
     /// The statements of these sessions only read. Gives up the quiet numbers that no other one can use: when they
@@ -261,21 +351,21 @@ impl Tracker {
             (self.quiet, self.unlisted) = (Gaps::default(), None);
         } else if let Some(until) = self.watched.iter().map(|watched| watched.began).min().flatten()
         {
-            self.quiet.close(until, &[]);
+            self.quiet.take_unused((i64::MIN, i64::MAX), until, &[]);
             self.unlisted = self.unlisted.filter(|&(_, seen)| seen > until);
         }
     }
 
-    /// Those that were seen missing by `until` are quiet, but for those that somebody has inserted: only
+    /// Those of this run that were seen missing by `until` are quiet, but for those that somebody has inserted: only
     /// these statements can still use them.
     pub(super) fn hush(
         &mut self,
+        run: Run,
         until: Instant,
         inserted: &[i64],
         watched: impl Iterator<Item = Watched>,
     ) {
-        let (used, unused) = self.missing.split(until, inserted);
-        self.missing.merge(used);
+        let unused = self.missing.take_unused(run, until, inserted);
         self.quiet.merge(unused);
         for watched in watched {
             if !self.watched.iter().any(|known| known.is(&watched)) {
@@ -501,6 +591,8 @@ mod tests {
 
     use super::*;
 
+    const ALL: Run = (i64::MIN, i64::MAX);
+
     fn position(sequence: i64, context: String) -> Position {
         Position { sequence, context }
     }
@@ -562,7 +654,7 @@ mod tests {
         let reader = tracker.reader(&Position::default(), now);
         tracker.looked(0, &[10_000], 10_000, now);
         tracker.saw(&(5_000..6_000).collect::<Vec<_>>());
-        tracker.missing.close(now, &[]);
+        tracker.missing.take_unused(ALL, now, &[]);
         tracker.missing.add(7, 7, now);
         tracker.saw(&[7]);
         let context = tracker.context(Reader { sequence: 10_000, ..reader });
@@ -584,6 +676,45 @@ mod tests {
         assert_eq!(join(std::slice::from_ref(&one)), one);
     }
 
+    #[test]
+    fn a_round_goes_on_where_it_was_left_and_counts_when_it_has_ended() {
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut tracker = Tracker::new("a/1");
+        assert_eq!(tracker.round(now), None);
+        tracker.looked(0, &[1, 4, 100, 104], 104, now);
+        let round = tracker.round(now).unwrap();
+        assert_eq!(tracker.looked_back_from(), 0, "nobody has looked back");
+        tracker.looked_back(50, false, second);
+        tracker.looked(104, &[110], 110, now + second);
+        let same = tracker.round(now + second).unwrap();
+        assert_eq!((same.began, tracker.next_part(round)), (now, Some(51)));
+        let part = tracker.missing.part(same.next, same.began);
+        let left: Vec<_> = part.gaps.iter().map(|gap| (gap.first, gap.last)).collect();
+        assert_eq!(left, [(51, 99), (101, 103)], "what was seen since is for the next one");
+        tracker.looked_back(part.end, part.is_last, second);
+        assert_eq!((tracker.next_part(round), tracker.looked_back_from()), (None, 104));
+        let next = tracker.round(now + 2 * second).unwrap();
+        assert!(!next.closes, "the last one took two seconds");
+        tracker.looked_back(109, true, second);
+        assert_eq!(tracker.looked_back_from(), 110);
+    }
+
+    #[test]
+    fn a_round_begins_again_when_another_process_tells_of_missing_numbers() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        tracker.looked(0, &[1, 4, 9], 9, now);
+        let round = tracker.round(now).unwrap();
+        tracker.looked_back(8, true, Duration::ZERO);
+        assert_eq!(tracker.looked_back_from(), 9);
+        let context = |text: &str| position(9, format!("a/1|{}:3|{text}", Uuid::nil()));
+        tracker.reader(&context("2-3,6"), now);
+        assert_eq!(tracker.looked_back_from(), 9, "they are known");
+        tracker.reader(&context("1"), now);
+        assert_eq!((tracker.looked_back_from(), tracker.next_part(round)), (0, None));
+    }
+
     fn running(at: Instant, began: Instant) -> Running {
         Running::of_one(7, 12, at, began)
     }
@@ -596,7 +727,7 @@ mod tests {
         tracker.looked(0, &[1, 4, 7], 7, begun);
         let now = begun + Duration::from_secs(1);
         let runs = running(now, begun.checked_sub(Duration::from_secs(4)).unwrap());
-        tracker.hush(begun, &[3], runs.watched());
+        tracker.hush(ALL, begun, &[3], runs.watched());
         let missing: Vec<_> = tracker.missing.iter().map(|gap| (gap.first, gap.last)).collect();
         assert_eq!(missing, [(3, 3)], "somebody has inserted it");
         assert!(tracker.has_quiet());
@@ -616,7 +747,7 @@ mod tests {
         tracker.reader(&Position::default(), begun);
         tracker.looked(0, &[1, 4], 4, begun);
         let now = begun + Duration::from_secs(9);
-        tracker.hush(begun, &[], running(now, begun + Duration::from_secs(4)).watched());
+        tracker.hush(ALL, begun, &[], running(now, begun + Duration::from_secs(4)).watched());
         tracker.recall_ended(Some(&Running::none(now)));
         assert!(tracker.has_quiet(), "it began 4 s after they were seen");
     }
@@ -630,14 +761,14 @@ mod tests {
         tracker.looked(0, &[1, 4], 4, begun + second);
         let now = begun + 9 * second;
         let runs = |session, began| Running::of_one(session, 12, now, began);
-        tracker.hush(now, &[], runs(7, begun).watched().chain(runs(8, begun).watched()));
+        tracker.hush(ALL, now, &[], runs(7, begun).watched().chain(runs(8, begun).watched()));
         tracker.only_read(&[7]);
         assert!(tracker.has_quiet(), "the other one can use them");
-        tracker.hush(now, &[], runs(9, begun + 2 * second).watched());
+        tracker.hush(ALL, now, &[], runs(9, begun + 2 * second).watched());
         tracker.only_read(&[8]);
         assert!(!tracker.has_quiet(), "the third one began after they were seen");
         tracker.looked(4, &[9], 9, begun + 3 * second);
-        tracker.hush(now, &[], std::iter::empty());
+        tracker.hush(ALL, now, &[], std::iter::empty());
         tracker.only_read(&[9]);
         assert!(tracker.misses_nothing());
     }
@@ -651,7 +782,7 @@ mod tests {
         let present: Vec<i64> = (1..=end / 2).map(|n| n * 2).collect();
         tracker.looked(0, &present, end, begun);
         let now = begun + Duration::from_secs(1);
-        tracker.hush(begun, &[], running(now, begun).watched());
+        tracker.hush(ALL, begun, &[], running(now, begun).watched());
         assert!(tracker.quiet.is_empty() && tracker.has_quiet());
         let there = Reader { sequence: end, ..reader };
         let context = tracker.context(there);

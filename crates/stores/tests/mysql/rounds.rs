@@ -1,0 +1,48 @@
+//! Missing numbers that are so many that no read comes to their end.
+
+use tokio::time::timeout;
+
+use super::*;
+
+const RUNS: i64 = 180_000;
+
+/// The numbers of this kind that are missing, and a row after all of them.
+const APART: i64 = 20;
+const LAST: i64 = RUNS * APART + 1;
+
+#[tokio::test]
+async fn reads_that_run_out_of_time_give_up_some_of_many_missing_numbers_each() {
+    let outbox = Outbox::new().await;
+    outbox.commit(&[event("first")]).await;
+    let page = outbox.store.read_on(&SHARDS, &Position::default(), Limit::rows(10)).await.unwrap();
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let insert = format!(
+        "insert into {{events}} (sequence, event_id, event_type, aggregate_type, aggregate_id, \
+         payload) values ({LAST}, uuid(), 'T', 'A', 'last', '1')"
+    );
+    outbox.execute(&mut connection, &insert).await;
+
+    // A reader of another process tells of them.
+    let life = page.position.context.split('|').next().unwrap();
+    let missing: Vec<String> = (1..=RUNS).map(|n| (n * APART).to_string()).collect();
+    let context = format!("{life}|{}:0|{}", Uuid::nil(), missing.join(","));
+    let elsewhere = Position { sequence: LAST - 1, context };
+    let told = outbox.store.read_late(&SHARDS, &elsewhere, Limit::rows(10));
+    assert!(timeout(Duration::from_millis(500), told).await.is_err(), "they are too many");
+
+    let here = Position { sequence: LAST - 1, ..page.position };
+    let mut late = 0;
+    until("it is read", async || {
+        let page = outbox.store.read_on(&SHARDS, &here, Limit::rows(10));
+        match timeout(Duration::from_millis(300), page).await {
+            Ok(page) => sequences(&page.unwrap()) == [LAST],
+            Err(_) => {
+                late += 1;
+                assert!(late < 100, "no read comes to its end");
+                false
+            }
+        }
+    })
+    .await;
+    outbox.drop().await;
+}
