@@ -28,7 +28,7 @@ use super::{
     life::{Stamped, is_same, moved},
     padded,
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
-    tracker::{self, Context, Reader, Tracker},
+    tracker::{self, Context, News, Reader, Tracker},
 };
 use crate::{Tables, beyond, failure::failed};
 
@@ -138,15 +138,13 @@ impl Read for MySqlStore {
         // After the rows: an event that is ahead can have been enqueued after the commit of one that is
         // late.
         self.look_back(&mut session).await?;
-        if let Some(again) = self.tracker_of(reader)?.again(reader) {
-            session.done();
-            return self.start_again(again);
-        }
-        let (late, given, end) = {
-            let tracker = self.tracker_of(reader)?;
-            // An event after this one can follow one that is late and not found yet.
-            let end = ahead.end.min(tracker.looked_back_from().max(reader.sequence));
-            (tracker.late(reader, end, limit.rows), tracker.appeared(), end)
+        let news = self.tracker_of(reader)?.news(reader, ahead.end, limit.rows);
+        let (late, end, given) = match news {
+            News::Late { late, end, appeared } => (late, end, appeared),
+            News::Again(again) => {
+                session.done();
+                return self.start_again(again);
+            }
         };
         let caught_up = ahead.caught_up && end == ahead.end;
         let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
@@ -745,12 +743,10 @@ impl MySqlStore {
         reader: Reader,
         limit: Limit,
     ) -> Result<Page> {
-        if let Some(again) = self.tracker_of(reader)?.again(reader) {
-            return self.start_again(again);
-        }
-        let (late, appeared) = {
-            let tracker = self.tracker_of(reader)?;
-            (tracker.late(reader, reader.sequence, limit.rows), tracker.appeared())
+        let news = self.tracker_of(reader)?.news(reader, reader.sequence, limit.rows);
+        let (late, appeared) = match news {
+            News::Late { late, appeared, .. } => (late, appeared),
+            News::Again(again) => return self.start_again(again),
         };
         let numbers: Vec<i64> = late.iter().map(|&(_, number)| number).collect();
         let found = self.rows_of(session, shards, &numbers, limit).await?;

@@ -118,6 +118,16 @@ pub(super) struct Round {
     took: Duration,
 }
 
+/// What there is for a reader. One answer for all of it: between two questions another reader could make all of them start
+/// again, and what was forgotten by that would count as given.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// It was not given something that was forgotten, and starts again here.
+    Again(Reader),
+    /// These have appeared up to `end`, so far may it go, and so many in all.
+    Late { late: Vec<(u64, i64)>, end: i64, appeared: u64 },
+}
+
 /// Where a reader stands with this tracker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reader {
@@ -272,11 +282,6 @@ impl Tracker {
         }
     }
 
-    /// All that was committed before a number up to this one was given out has been found. Readers wait before it.
-    pub(super) fn looked_back_from(&self) -> i64 {
-        self.looked_back_from
-    }
-
     pub(super) fn misses_nothing(&self) -> bool {
         self.missing.is_empty() && !self.has_quiet()
     }
@@ -401,6 +406,17 @@ impl Tracker {
         let skipped = reader.given.saturating_sub(self.forgotten) as usize;
         let counted = (reader.given.max(self.forgotten) + 1..).zip(self.appeared.range(skipped..));
         counted.map(|(given, &n)| (given, n)).filter(|&(_, n)| n <= up_to).take(most).collect()
+    }
+
+    /// What there is for a reader that has read up to `end`, at most so many numbers.
+    pub(super) fn news(&self, reader: Reader, end: i64, most: usize) -> News {
+        if let Some(again) = self.again(reader) {
+            return News::Again(again);
+        }
+        // All that was committed before a number up to there was given out has been found. An event after it can follow
+        // one that is late and not found yet.
+        let end = end.min(self.looked_back_from.max(reader.sequence));
+        News::Late { late: self.late(reader, end, most), end, appeared: self.appeared() }
     }
 
     /// The context of a reader that stands here.
@@ -684,7 +700,7 @@ mod tests {
         assert_eq!(tracker.round(now), None);
         tracker.looked(0, &[1, 4, 100, 104], 104, now);
         let round = tracker.round(now).unwrap();
-        assert_eq!(tracker.looked_back_from(), 0, "nobody has looked back");
+        assert_eq!(tracker.looked_back_from, 0, "nobody has looked back");
         tracker.looked_back(50, false, second);
         tracker.looked(104, &[110], 110, now + second);
         let same = tracker.round(now + second).unwrap();
@@ -693,11 +709,11 @@ mod tests {
         let left: Vec<_> = part.gaps.iter().map(|gap| (gap.first, gap.last)).collect();
         assert_eq!(left, [(51, 99), (101, 103)], "what was seen since is for the next one");
         tracker.looked_back(part.end, part.is_last, second);
-        assert_eq!((tracker.next_part(round), tracker.looked_back_from()), (None, 104));
+        assert_eq!((tracker.next_part(round), tracker.looked_back_from), (None, 104));
         let next = tracker.round(now + 2 * second).unwrap();
         assert!(!next.closes, "the last one took two seconds");
         tracker.looked_back(109, true, second);
-        assert_eq!(tracker.looked_back_from(), 110);
+        assert_eq!(tracker.looked_back_from, 110);
     }
 
     #[test]
@@ -707,12 +723,12 @@ mod tests {
         tracker.looked(0, &[1, 4, 9], 9, now);
         let round = tracker.round(now).unwrap();
         tracker.looked_back(8, true, Duration::ZERO);
-        assert_eq!(tracker.looked_back_from(), 9);
+        assert_eq!(tracker.looked_back_from, 9);
         let context = |text: &str| position(9, format!("a/1|{}:3|{text}", Uuid::nil()));
         tracker.reader(&context("2-3,6"), now);
-        assert_eq!(tracker.looked_back_from(), 9, "they are known");
+        assert_eq!(tracker.looked_back_from, 9, "they are known");
         tracker.reader(&context("1"), now);
-        assert_eq!((tracker.looked_back_from(), tracker.next_part(round)), (0, None));
+        assert_eq!((tracker.looked_back_from, tracker.next_part(round)), (0, None));
     }
 
     fn running(at: Instant, began: Instant) -> Running {
@@ -791,6 +807,11 @@ mod tests {
         tracker.recall_ended(Some(&Running::none(now)));
         let again = tracker.again(there).unwrap();
         assert_eq!((again.sequence, tracker.frontier()), (0, 0));
+        assert_eq!(
+            tracker.news(there, end, 10),
+            News::Again(again),
+            "none of them counts as given"
+        );
         assert_eq!(tracker.reader(&position(end, context), now), again);
         // One that was reading meanwhile moves nothing.
         tracker.looked(end, &[end + 2], end + 2, now);
