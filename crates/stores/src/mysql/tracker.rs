@@ -47,6 +47,12 @@ const NAMED: usize = 200;
 /// again before the lowest of them.
 const REMEMBERED: usize = 400_000;
 
+/// So many numbers that were forgotten are a block. A reader that was given some of them starts again before the lowest.
+const BLOCK: u64 = 10_000;
+
+/// Most blocks that are told apart; the oldest ones are one.
+const BLOCKS: usize = 1_000;
+
 /// Most quiet runs that are listed. Beyond that, reading starts again before the first of them when a watched
 /// statement ends.
 const QUIET: usize = 200_000;
@@ -81,9 +87,10 @@ pub(super) struct Tracker {
     /// How often quiet ones were taken back.
     recalls: u64,
     appeared: VecDeque<i64>,
-    /// How many have been forgotten of those that have appeared, and the lowest of them.
+    /// How many have been forgotten of those that have appeared.
     forgotten: u64,
-    lowest_forgotten: i64,
+    /// These, block by block, the oldest first.
+    blocks: VecDeque<Block>,
     /// The round over the missing numbers that is under way.
     round: Option<Round>,
     /// A round has ended that began when the numbers up to this one had been looked at.
@@ -97,6 +104,16 @@ pub(super) struct Tracker {
     /// When it was last looked up which sessions only read, and which these were.
     pub(super) readers_at: Option<Instant>,
     pub(super) readers: Option<Readers>,
+}
+
+/// Numbers that have appeared and were forgotten one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    /// How many had been forgotten with the first and with the last of them.
+    from: u64,
+    to: u64,
+    /// The lowest of them.
+    lowest: i64,
 }
 
 /// A look at all numbers that are missing, from the lowest to the highest, in as many parts as it takes.
@@ -151,7 +168,7 @@ impl Tracker {
             recalls: 0,
             appeared: VecDeque::new(),
             forgotten: 0,
-            lowest_forgotten: i64::MAX,
+            blocks: VecDeque::new(),
             round: None,
             looked_back_from: 0,
             closed_at: None,
@@ -185,10 +202,7 @@ impl Tracker {
             None => reader.sequence = 0,
             Some(context) if context.tracker == self.id => {
                 reader.given = context.given.min(reader.given);
-                if reader.given < self.forgotten {
-                    reader.given = self.forgotten;
-                    reader.sequence = reader.sequence.min(self.lowest_forgotten - 1);
-                }
+                reader = self.again(reader).unwrap_or(reader);
             }
             // It speaks for all numbers up to its sequence.
             Some(context) => {
@@ -234,11 +248,36 @@ impl Tracker {
 
     /// Where this reader starts again, if it was not given something that was forgotten meanwhile.
     pub(super) fn again(&self, reader: Reader) -> Option<Reader> {
-        (reader.given < self.forgotten).then(|| Reader {
-            given: self.forgotten,
-            sequence: reader.sequence.min(self.lowest_forgotten - 1),
-            ..reader
-        })
+        let lowest = self.lowest_forgotten(reader)?;
+        Some(Reader { given: self.forgotten, sequence: reader.sequence.min(lowest - 1), ..reader })
+    }
+
+    /// The lowest number that was forgotten before this reader was given it, or one below that.
+    fn lowest_forgotten(&self, reader: Reader) -> Option<i64> {
+        let newer = self.blocks.partition_point(|block| block.to <= reader.given);
+        self.blocks.range(newer..).map(|block| block.lowest).min()
+    }
+
+    /// This number is not remembered any longer.
+    fn forget(&mut self, number: i64) {
+        self.forgotten += 1;
+        match self.blocks.back_mut() {
+            Some(block) if self.forgotten - block.from < BLOCK => {
+                (block.to, block.lowest) = (self.forgotten, block.lowest.min(number));
+            }
+            _ => self.begin_block(number),
+        }
+    }
+
+    /// The number that was forgotten last is the first of a block.
+    fn begin_block(&mut self, number: i64) {
+        self.blocks.push_back(Block { from: self.forgotten, to: self.forgotten, lowest: number });
+        if self.blocks.len() > BLOCKS
+            && let Some(oldest) = self.blocks.pop_front()
+            && let Some(next) = self.blocks.front_mut()
+        {
+            (next.from, next.lowest) = (oldest.from, next.lowest.min(oldest.lowest));
+        }
     }
 
     /// The round that is under way, or a new one; `None` if nothing is missing.
@@ -327,12 +366,14 @@ impl Tracker {
         }
     }
 
-    /// All readers start again before this number.
+    /// All readers start again before this number, or before what they were not given.
     fn start_again(&mut self, first: i64) {
-        let lowest = self.appeared.iter().copied().min().unwrap_or(first).min(first);
-        self.forgotten += self.appeared.len() as u64 + 1;
-        self.lowest_forgotten = self.lowest_forgotten.min(lowest);
-        self.appeared.clear();
+        for number in std::mem::take(&mut self.appeared) {
+            self.forget(number);
+        }
+        // In a block of its own: who was given the others does not start before them.
+        self.forgotten += 1;
+        self.begin_block(first);
         self.frontier = self.frontier.map(|frontier| frontier.min(first - 1));
         // They are met again.
         self.missing.keep_below(first);
@@ -395,8 +436,7 @@ impl Tracker {
         }
         while self.appeared.len() > REMEMBERED {
             let Some(number) = self.appeared.pop_front() else { break };
-            self.forgotten += 1;
-            self.lowest_forgotten = self.lowest_forgotten.min(number);
+            self.forget(number);
         }
     }
 
@@ -461,7 +501,7 @@ impl Tracker {
     /// The lowest number that the reader may not have been given. They appear in no order: all are compared.
     fn first_missing(&self, reader: Reader) -> Missing {
         let late = self.not_given(reader).min();
-        let forgotten = (reader.given < self.forgotten).then_some(self.lowest_forgotten);
+        let forgotten = self.lowest_forgotten(reader);
         let unlisted = self.unlisted.map(|(first, _)| first);
         let all = [self.missing.first(), self.quiet.first(), unlisted, late, forgotten];
         Missing::From(all.into_iter().flatten().min().unwrap_or(1))
@@ -829,5 +869,49 @@ mod tests {
         tracker.saw(&(1..=all).collect::<Vec<_>>());
         let there = tracker.reader(&position(all + 1, context), now);
         assert_eq!((there.sequence, there.given), (0, 10));
+    }
+
+    #[test]
+    fn a_reader_does_not_start_before_what_it_was_given() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), now);
+        let early = 1..=REMEMBERED as i64;
+        let late = 1_000_000..1_000_000 + REMEMBERED as i64;
+        tracker.looked(0, &[2_000_000], 2_000_000, now);
+        tracker.saw(&early.collect::<Vec<_>>());
+        let given = tracker.appeared();
+        tracker.saw(&late.collect::<Vec<_>>());
+        assert_eq!(tracker.again(Reader { given, ..reader }), None, "all that it needs is there");
+        tracker.saw(&[1_900_000]);
+        let there = Reader { given, sequence: 2_000_000, ..reader };
+        assert_eq!(tracker.again(there).unwrap().sequence, 999_999);
+        let context = tracker.context(there);
+        assert!(context.ends_with("|<400001"), "the lowest that is missing: {context}");
+        // One that was given all of them reads again what is not listed, and no more.
+        tracker.start_again(1_950_000);
+        let all = Reader { given: 2 * REMEMBERED as u64 + 1, ..there };
+        assert_eq!(tracker.again(all).unwrap().sequence, 1_949_999);
+        assert_eq!(tracker.again(there).unwrap().sequence, 999_999);
+        assert_eq!(tracker.again(Reader { given: 0, ..there }).unwrap().sequence, 0);
+    }
+
+    #[test]
+    fn old_blocks_of_forgotten_numbers_are_one() {
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), Instant::now());
+        for number in 1..=(BLOCKS as i64 + 5) * BLOCK as i64 {
+            tracker.forget(number);
+        }
+        assert_eq!(tracker.blocks.len(), BLOCKS);
+        let again = |given| {
+            let there = Reader { given, sequence: i64::MAX, ..reader };
+            tracker.again(there).map(|reader| reader.sequence)
+        };
+        assert_eq!(again(0), Some(0));
+        assert_eq!(again(BLOCK * 4), Some(0), "in the oldest");
+        assert_eq!(again(BLOCK * 9), Some(BLOCK as i64 * 9));
+        assert_eq!(again(BLOCK * 9 + 7), Some(BLOCK as i64 * 9), "in the midst of one");
+        assert_eq!(again(tracker.forgotten), None);
     }
 }
