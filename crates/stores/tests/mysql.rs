@@ -461,6 +461,30 @@ async fn a_hot_row_knows_late_commits_that_a_context_does_not_name() {
 }
 
 #[tokio::test]
+async fn a_pool_that_does_not_commit_by_itself_reads_what_is_new() {
+    let outbox = Outbox::new().await;
+    let pool = MySqlPoolOptions::new()
+        .after_connect(|connection, _| {
+            Box::pin(async { connection.execute("set autocommit = 0").await.map(drop) })
+        })
+        .connect(&mariadb_url())
+        .await
+        .unwrap();
+    let store = MySqlStore::new(pool.clone(), outbox.tables.clone());
+    let mut position = Position::default();
+    for n in 0..3 {
+        let new = outbox.commit(&[event(&n.to_string())]).await;
+        let page = store.read_on(&SHARDS, &position, Limit::rows(10)).await.unwrap();
+        assert_eq!(sequences(&page), new);
+        position = page.position;
+    }
+    // Other statements of the pool have left transactions open, and tables with them.
+    drop(store);
+    pool.close().await;
+    outbox.drop().await;
+}
+
+#[tokio::test]
 async fn a_mariadb_url_opens_a_store() {
     let tables = tables::unique("my");
     let url = mariadb_url().replacen("mysql:", "mariadb:", 1);

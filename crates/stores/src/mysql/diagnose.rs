@@ -209,7 +209,7 @@ impl MySqlStore {
         match oldest {
             Err(error) if NOT_SHOWN.contains(&number(&error)) => {
                 let text = "open transactions cannot be seen: an event that is committed more than \
-                            an hour after it was written can be lost";
+                            ten minutes after its number was passed over can be lost";
                 Ok(Finding::new("transactions", Level::Warning, text)
                     .mended_by("grant process on *.* to the relay's account"))
             }

@@ -67,7 +67,7 @@ use std::{
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    AssertSqlSafe, Connection, MySql, MySqlConnection, MySqlPool, Transaction,
+    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Transaction,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
@@ -82,9 +82,14 @@ use tracker::Tracker;
 /// What every connection of a relay is told. The server ends a transaction whose client has fallen
 /// silent: it has locked leases, and a takeover passes over locked ones, so a relay that is paused inside
 /// would keep them. MySQL has no such setting and ends the idle session instead. The server gives a
-/// statement up before the relay does, and so it does with waiting for a lock.
+/// statement up before the relay does, and so it does with waiting for a lock. What it is told may be that each
+/// statement begins a transaction: then it would read the same old rows for ever.
 const IMPATIENT: &str = "set /*M!100300 idle_transaction_timeout = 5, max_statement_time = 4.5, */ \
-     /*!80000 max_execution_time = 4500, */ innodb_lock_wait_timeout = 4, wait_timeout = 60";
+     /*!80000 max_execution_time = 4500, */ autocommit = 1, innodb_lock_wait_timeout = 4, \
+     wait_timeout = 60";
+
+/// What every connection of a store's own pool is told: an operator's statements are committed.
+const AUTOCOMMIT: &str = "set autocommit = 1";
 
 /// Begins a transaction that reads what is committed and locks no gaps. The connection's own level is
 /// left as it is.
@@ -138,6 +143,9 @@ impl MySqlStore {
         let pool = MySqlPoolOptions::new()
             .max_connections(options.connections)
             .acquire_timeout(ACQUIRE_TIMEOUT)
+            .after_connect(|connection, _| {
+                Box::pin(async { connection.execute(AUTOCOMMIT).await.map(drop) })
+            })
             // They are tested when they come back; what breaks later is tried again.
             .test_before_acquire(false);
         let pool = open_pool(pool, connect, "connecting to MySQL").await?;
