@@ -10,6 +10,8 @@
 //!
 //! The judge is outside the databases: the ids that the transport was given, and those that were committed.
 
+mod applier;
+
 mod crash;
 
 mod forwarder;

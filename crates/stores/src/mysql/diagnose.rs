@@ -82,6 +82,7 @@ impl Diagnose for MySqlStore {
             made("indexes", self.indexes().await),
             made("privileges", self.privileges().await),
             made("transactions", self.long_transactions().await),
+            made("replication", self.replication().await),
         ]);
         Ok(findings)
     }
@@ -193,6 +194,27 @@ impl MySqlStore {
             }
         }
         Ok(lacking)
+    }
+
+    /// Whether the server follows another one: it was made writable without an end to that.
+    async fn replication(&self) -> Result<Finding> {
+        // The primary of a group has such threads, too.
+        const THREADS: &str = "
+            select count(*) from information_schema.processlist p
+            where p.user = 'system user' and p.command <> 'Daemon' and not exists (
+                select 1 from information_schema.processlist g
+                where g.user = 'system user' and g.info like 'Group replication%')";
+
+        let threads = sqlx::query_scalar::<_, i64>(THREADS).fetch_one(&self.pool).await;
+        let running = threads.map_err(failed("looking for replication"))?;
+        Ok(if running > 0 {
+            let text = "the server follows another one: an event that comes from there under a number \
+                        which was passed over can be lost";
+            Finding::new("replication", Level::Warning, text)
+                .mended_by("stop replica, once it has applied all that it received")
+        } else {
+            Finding::ok("replication", "the server follows no other one")
+        })
     }
 
     /// Whether a transaction has been open for so long that old versions of rows pile up.

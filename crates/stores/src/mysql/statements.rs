@@ -15,6 +15,8 @@
 //!   number. So this must be seen twice, a second apart, and never of one that waits to insert.
 //! - One that is in the midst of its work has committed nothing since it began. Whether it is still the
 //!   same is told by its number on MariaDB, by its age on MySQL.
+//! - A thread of the server that applies what another server has sent may insert under any number until it says that it
+//!   waits for more. It commits many transactions meanwhile, so it is never watched.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -54,10 +56,11 @@ const RUNNING: &str = "
             'Copying to group table', 'Removing duplicates', 'Waiting for table metadata lock',
             'Waiting for table level lock', 'Waiting for table flush', 'System lock',
             'init for update', 'altering table', 'copy to tmp table'), 0),
-        coalesce(p.state = 'Update', 0)
+        coalesce(p.state = 'Update', 0), coalesce(p.user = 'system user', 0), p.command,
+        coalesce(p.state, ''), coalesce(left(p.info, 40), '')
     from information_schema.processlist p
     where (select count(*) from information_schema.innodb_metrics where name = '') = 0
-        and p.id <> connection_id() and p.user <> 'system user'
+        and p.id <> connection_id()
         and p.command not in ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')";
 
 /// MariaDB numbers its statements and counts milliseconds. MySQL has whole seconds.
@@ -108,21 +111,47 @@ struct Statement {
     busy_since: Option<Instant>,
 }
 
+/// Whether this thread of the server may insert what another server has sent. In doubt it may.
+fn may_apply(command: &str, state: &str, info: &str) -> bool {
+    // As MySQL and MariaDB say it. The last ones are of the thread that receives: while there is no connection, nothing
+    // comes, and that can last for ever after a failover.
+    const WAITS: [&str; 7] = [
+        "has read all relay log",
+        "waiting for an event from coordinator",
+        "waiting for work from",
+        "waiting for master to send event",
+        "waiting for source to send event",
+        "connecting",
+        "to reconnect",
+    ];
+
+    let state = state.to_ascii_lowercase();
+    // It shows the state that it was in last. What it receives, other threads apply.
+    let of_group = info.starts_with("Group replication");
+    command != "Slave_IO" && !of_group && !WAITS.iter().any(|waits| state.contains(waits))
+}
+
 impl Statement {
-    fn of(row: &MySqlRow, rounded: Duration, asked: Instant) -> sqlx::Result<(u64, Self)> {
+    /// The statement of this row; `None` for a thread of the server that has nothing to insert.
+    fn of(row: &MySqlRow, rounded: Duration, asked: Instant) -> sqlx::Result<Option<(u64, Self)>> {
+        let text = |index| row.try_get_unchecked::<String, _>(index);
+        let of_server = row.try_get_unchecked::<i64, _>(5)? != 0;
+        if of_server && !may_apply(&text(6)?, &text(7)?, &text(8)?) {
+            return Ok(None);
+        }
         let age: i64 = row.try_get_unchecked(2)?;
         let age = Duration::from_millis(u64::try_from(age).unwrap_or(0));
-        let busy = row.try_get_unchecked::<i64, _>(3)? != 0;
+        let busy = row.try_get_unchecked::<i64, _>(3)? != 0 && !of_server;
         let statement = Self {
             number: row.try_get_unchecked(1)?,
             age: age.saturating_sub(rounded + MARGIN),
             busy,
-            inserts: row.try_get_unchecked::<i64, _>(4)? != 0,
+            inserts: row.try_get_unchecked::<i64, _>(4)? != 0 || of_server,
             began: None,
             at_work: asked,
             busy_since: busy.then_some(asked),
         };
-        Ok((row.try_get_unchecked(0)?, statement))
+        Ok(Some((row.try_get_unchecked(0)?, statement)))
     }
 
     /// Whether this is the one that had that number so long ago.
@@ -278,7 +307,7 @@ impl MySqlStore {
                 .fetch_all(&mut *connection)
                 .await;
             let statements = match statements {
-                Ok(statements) => statements.into_iter().collect(),
+                Ok(statements) => statements.into_iter().flatten().collect(),
                 Err(error) if number(&error) == UNKNOWN_COLUMN => continue,
                 Err(error) if NOT_SHOWN.contains(&number(&error)) => return Ok(None),
                 Err(error) => return Err(failed(DOING)(error)),
@@ -390,6 +419,38 @@ mod tests {
         assert_eq!(third.since(), Some(now), "9 may be a part of 3");
         let fourth = listed(now + 3 * SECOND, &[(7, 10, true)], Some(&third));
         assert_eq!(fourth.since(), Some(now + 2 * SECOND));
+    }
+
+    #[test]
+    fn a_thread_that_applies_counts_until_it_waits_for_more() {
+        for (command, state) in [
+            ("Slave_SQL", "Slave has read all relay log; waiting for more updates"),
+            ("Query", "Replica has read all relay log; waiting for more updates"),
+            ("Connect", "Has read all relay log; waiting for the slave I/O thread to update it"),
+            ("Slave_worker", "Waiting for work from SQL thread"),
+            ("Query", "Waiting for an event from Coordinator"),
+            ("Slave_IO", "Queueing master event to the relay log"),
+            ("Connect", "Waiting for source to send event"),
+            ("Connect", "Connecting to source"),
+            ("Connect", "Reconnecting after a failed source event read"),
+            ("Connect", "Waiting to reconnect after a failed source event read"),
+        ] {
+            assert!(!may_apply(command, state, ""), "{command}: {state}");
+        }
+        for (command, state) in [
+            ("Slave_SQL", "Reading event from the relay log"),
+            ("Slave_SQL", "Update"),
+            ("Slave_SQL", "Waiting for room in worker thread event queue"),
+            ("Slave_SQL", "Waiting until MASTER_DELAY seconds after master executed event"),
+            ("Slave_worker", "Waiting for prior transaction to commit"),
+            ("Query", "Applying batch of row changes (write)"),
+            ("Query", "Waiting for dependent transaction to commit"),
+            ("Connect", ""),
+        ] {
+            assert!(may_apply(command, state, ""), "{command}: {state}");
+        }
+        let module = "Group replication applier module";
+        assert!(!may_apply("Connect", "waiting for handler commit", module));
     }
 
     #[test]
