@@ -259,6 +259,12 @@ impl Part {
         long.map(|stretch| (stretch.first, stretch.last)).collect()
     }
 
+    /// Whether all of it can be looked at without seeking where the rows are.
+    pub(super) fn is_small(&self) -> bool {
+        let numbers = |stretch: &Stretch| stretch.last.saturating_sub(stretch.first);
+        self.stretches.iter().map(numbers).fold(0, i64::saturating_add) <= PIECE
+    }
+
     /// Narrows the long runs down: `first` tells for each of them, in order, the first number at which there is a row. It
     /// ends with the first one of which a piece is left over.
     pub(super) fn begin_long_at(&mut self, first: impl IntoIterator<Item = Option<i64>>) {
@@ -350,6 +356,7 @@ mod tests {
         let whole = gaps.part(0, now);
         assert_eq!(stretches(&whole), [(1, 64), (100, huge), (huge + 9, huge + 9)]);
         assert_eq!(whole.long(), [(100, huge)]);
+        assert!(!whole.is_small());
         let mut empty = whole.clone();
         empty.begin_long_at([None]);
         assert_eq!(stretches(&empty), [(1, 64), (huge + 9, huge + 9)]);
@@ -373,6 +380,7 @@ mod tests {
         part.begin_long_at(first);
         let numbers: i64 = part.stretches.iter().map(|one| one.last - one.first + 1).sum();
         assert_eq!(numbers, PIECE);
+        assert!(part.is_small());
         assert_eq!((part.end, part.is_last), (309_999, false));
     }
 

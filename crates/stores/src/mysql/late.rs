@@ -140,7 +140,7 @@ impl MySqlStore {
         part: &mut Part,
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
-        if !part.long().is_empty() {
+        if !part.is_small() {
             // Also for what is committed: it would walk over all that is not, to the end of the run.
             let mut transaction = begin_dirty(connection).await?;
             self.seek(&mut transaction, part).await?;
@@ -184,10 +184,10 @@ impl MySqlStore {
         const SEEK: &str = "coalesce((select sequence from {events} force index (primary)
             where sequence between ? and ? order by sequence limit 1), 0)";
 
-        let long = part.long();
-        if long.is_empty() {
+        if part.is_small() {
             return Ok(());
         }
+        let long = part.long();
         let found = self.of_runs(dirty, SEEK, None, &long).await?;
         let first = long.iter().zip(found).map(|(run, found)| match found {
             Some(0) => None,

@@ -82,8 +82,9 @@ use tracker::Tracker;
 /// What every connection of a relay is told. The server ends a transaction whose client has fallen
 /// silent: it has locked leases, and a takeover passes over locked ones, so a relay that is paused inside
 /// would keep them. MySQL has no such setting and ends the idle session instead. The server gives a
-/// statement up before the relay does, and so it does with waiting for a lock. What it is told may be that each
-/// statement begins a transaction: then it would read the same old rows for ever.
+/// statement up before the relay does, and so it does with waiting for a lock. Each
+/// statement commits by itself, whatever the server's or the pool's setting is: or the first read of a connection would
+/// begin a transaction, and all later ones would see the same old rows.
 const IMPATIENT: &str = "set /*M!100300 idle_transaction_timeout = 5, max_statement_time = 4.5, */ \
      /*!80000 max_execution_time = 4500, */ autocommit = 1, innodb_lock_wait_timeout = 4, \
      wait_timeout = 60";
