@@ -67,6 +67,9 @@ const CLOSING_QUICK: Duration = Duration::from_millis(20);
 /// transaction that is open are there to stay.
 const CLOSING_REST: u32 = 8;
 
+/// No longer than this counts: numbers that nobody can use would pile up meanwhile.
+const CLOSING_SLOW: Duration = Duration::from_secs(1);
+
 /// With more missing runs than this they are looked at with every read.
 const FEW: usize = 64;
 
@@ -290,7 +293,8 @@ impl Tracker {
         if self.round.is_none() {
             let few = self.missing.len() <= FEW && !self.has_quiet();
             let interval = if few { CLOSE_INTERVAL } else { Duration::ZERO };
-            let rest = CLOSING_REST * self.closing_took.saturating_sub(CLOSING_QUICK);
+            let took = self.closing_took.min(CLOSING_SLOW);
+            let rest = CLOSING_REST * took.saturating_sub(CLOSING_QUICK);
             let pause = interval.max(rest);
             let closes = self.closed_at.is_none_or(|at| now.duration_since(at) >= pause);
             if closes {
@@ -750,10 +754,17 @@ mod tests {
         assert_eq!(left, [(51, 99), (101, 103)], "what was seen since is for the next one");
         tracker.looked_back(part.end, part.is_last, second);
         assert_eq!((tracker.next_part(round), tracker.looked_back_from), (None, 104));
+        let reader = tracker.reader(&Position::default(), now);
+        let end = |tracker: &Tracker| match tracker.news(reader, 110, 10) {
+            News::Late { end, .. } => end,
+            News::Again(reader) => reader.sequence,
+        };
+        assert_eq!(end(&tracker), 104, "what comes after can follow one that is not found yet");
         let next = tracker.round(now + 2 * second).unwrap();
         assert!(!next.closes, "the last one took two seconds");
         tracker.looked_back(109, true, second);
-        assert_eq!(tracker.looked_back_from, 110);
+        assert_eq!(end(&tracker), 110);
+        assert!(tracker.round(now + 9 * second).unwrap().closes, "but eight are enough");
     }
 
     #[test]
