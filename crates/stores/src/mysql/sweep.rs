@@ -109,17 +109,19 @@ impl MySqlStore {
             self.track(session, reader, cursor, LOOK_LIMIT).await?;
         }
         self.look_back(session).await?;
-        let reader = self.tracker_of(reader)?.again(reader).unwrap_or(reader);
-        sweep.floor = sweep.floor.min(reader.sequence);
-        let (late, given) = {
+        // In one answer: another reader can make the tracker start again in between.
+        let (reader, late, given, frontier) = {
             let tracker = self.tracker_of(reader)?;
-            (tracker.late(reader, i64::MAX, usize::MAX), tracker.appeared())
+            let reader = tracker.again(reader).unwrap_or(reader);
+            let late = tracker.late(reader, i64::MAX, usize::MAX);
+            (reader, late, tracker.appeared(), tracker.frontier())
         };
+        sweep.floor = sweep.floor.min(reader.sequence);
         let late: Vec<i64> = late.into_iter().map(|(_, number)| number).collect();
         if let Some(lowest) = late.iter().min() {
             sweep.floor = sweep.floor.min(lowest - 1);
         }
-        let sequence = self.tracker_of(reader)?.frontier().min(cursor);
+        let sequence = frontier.min(cursor);
         sweep.seen = self.position(Reader { sequence, given, ..reader })?;
         Ok(late)
     }
