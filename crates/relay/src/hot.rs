@@ -198,13 +198,19 @@ impl Driver {
         });
     }
 
-    /// This one must wait for late ones of its key: until all of them have come it is not looked at again, or each
-    /// look would bring such events instead of others. One of which that is not known is left out for a while.
-    fn wait_for_late(&mut self, sequence: i64, known: bool, now: Instant) {
+    /// This one waits for these of its key. For late ones it waits until all of them have come: it is not looked at
+    /// again, or each look would bring such events instead of others. What is ahead of the cursor, too, comes with
+    /// the next look, or was settled just now. Where it is not known what is missing, it is left out for a while.
+    fn wait_for_late(&mut self, sequence: i64, missing: Option<&[i64]>, now: Instant) {
+        let cursor = self.source.position().sequence;
+        let until = match missing {
+            Some(missing) if missing.iter().all(|sequence| *sequence > cursor) => return,
+            Some(_) => None,
+            None => Some(now + self.config.busy_interval * 4),
+        };
         if self.waiting_beyond.len() >= BEYOND_WAITING {
             self.waiting_beyond.clear();
         }
-        let until = (!known).then(|| now + self.config.busy_interval * 4);
         self.waiting_beyond.insert(sequence, until);
     }
 
@@ -221,23 +227,24 @@ impl Driver {
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
     /// our hands; otherwise the cursor brings them in order.
     pub(crate) fn offer_hot(&mut self, read: u64, rows: Vec<HotRow>) {
-        let now = self.clock.now();
-        self.lanes.set_cursor(self.source.position().sequence);
+        let (now, cursor) = (self.clock.now(), self.source.position().sequence);
+        self.lanes.set_cursor(cursor);
         for HotRow { row, previous } in rows {
-            let known = previous.is_some();
-            let safe = previous
-                .is_some_and(|known| known.iter().all(|seq| self.lanes.in_hand(*seq)))
+            let missing: Option<Vec<i64>> = previous.map(|known| {
+                known.into_iter().filter(|sequence| !self.lanes.in_hand(*sequence)).collect()
+            });
+            let safe = missing.as_ref().is_some_and(Vec::is_empty)
                 && self.shards.takes_hot(row.shard)
                 && self.lanes.saw(read, row.shard);
             if safe {
                 self.highest = self.highest.max(row.sequence);
                 let offered = self.lanes.offer(row, Origin::Hot, None, now);
                 self.lanes.stats.hot_enqueued += u64::from(offered != Offered::Ignored);
-            } else {
-                if self.source.is_walking() {
-                    self.wait_for_late(row.sequence, known, now);
-                }
-                self.source.wake();
+                continue;
+            }
+            self.source.wake();
+            if self.source.is_walking() {
+                self.wait_for_late(row.sequence, missing.as_deref(), now);
             }
         }
         self.fall_behind();

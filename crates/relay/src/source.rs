@@ -473,9 +473,11 @@ impl Source {
         })
     }
 
-    /// A read ahead came back, with this many events that were news.
+    /// A read ahead came back, with this many events that were news. Where there is more, new events are written
+    /// meanwhile: the next poll comes soon, also if nothing of this goes on.
     pub(crate) fn read_ahead(&mut self, page: &Page, generation: u64, news: usize) {
         self.answered(news);
+        self.found |= !page.caught_up;
         if generation == self.generation {
             self.walking = !page.caught_up && page.position.sequence == self.position.sequence;
             self.position = page.position.clone();
@@ -487,6 +489,7 @@ impl Source {
     /// A read of late commits came back.
     pub(crate) fn read_late(&mut self, page: &Page, generation: u64, news: usize) {
         self.answered(news);
+        self.found |= !page.caught_up;
         self.late |= !page.caught_up;
         if generation == self.generation {
             self.walking = !page.caught_up;
@@ -575,6 +578,25 @@ mod tests {
         }
         let turn = [Kind::Due, Kind::Late, Kind::Ahead];
         assert_eq!(kinds, [turn, turn].concat());
+    }
+
+    /// Late commits of a paused destination are read page by page, and none of them is news.
+    #[test]
+    fn polls_stay_frequent_while_there_is_more_to_read() {
+        let config = Config::default();
+        let mut now = Instant::now();
+        let mut source = Source::new(&config, now);
+        for _ in 0..100 {
+            now += config.busy_interval / 10;
+            let room = Room { cold: 10, due: 10, least: 5, bytes: Some(1000), ..Room::default() };
+            match source.next(now, &room) {
+                Some(NextRead::Due(..)) => source.read_due(&found(None, None), now, 0),
+                Some(NextRead::Ahead(..)) => source.read_ahead(&page(9, false), 0, 0),
+                Some(NextRead::Late(..)) => source.read_late(&page(9, false), 0, 0),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(source.next_poll() <= now + config.busy_interval);
     }
 
     fn page(to: i64, caught_up: bool) -> Page {
