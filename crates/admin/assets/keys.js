@@ -6,7 +6,8 @@ import { h } from "./view.js";
 
 const OFF = "posthaste.shortcuts";
 const SECOND_KEY_MS = 1500;
-let waiting = 0;
+/** When `g` was pressed, if the second key is awaited. */
+let waiting = null;
 
 const on = () => localStorage.getItem(OFF) !== "off";
 const typing = (target) => target.closest?.("input, select, textarea, dialog") !== null;
@@ -18,8 +19,8 @@ export function listenToKeys({ pages, goTo, search, theme }) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || !on()) return;
     if (document.querySelector("dialog[open]")) return;
-    const afterG = event.timeStamp - waiting < SECOND_KEY_MS;
-    waiting = 0;
+    const afterG = waiting !== null && event.timeStamp - waiting < SECOND_KEY_MS;
+    waiting = null;
     const page = afterG && pages.find(({ key }) => key === event.key);
     if (page) goTo(page.page);
     else if (event.key === "g") waiting = event.timeStamp;
