@@ -114,7 +114,7 @@ struct Statement {
 /// Whether this thread of the server may insert what another server has sent. In doubt it may.
 fn may_apply(command: &str, state: &str, info: &str) -> bool {
     // As MySQL and MariaDB say it. The last ones are of the thread that receives: while there is no connection, nothing
-    // comes, and that can last for ever after a failover.
+    // comes, and after a failover it may never connect again.
     const WAITS: [&str; 7] = [
         "has read all relay log",
         "waiting for an event from coordinator",

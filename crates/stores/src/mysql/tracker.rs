@@ -452,7 +452,7 @@ impl Tracker {
         counted.map(|(given, &n)| (given, n)).filter(|&(_, n)| n <= up_to).take(most).collect()
     }
 
-    /// What there is for a reader that has read up to `end`, at most so many numbers.
+    /// The late numbers that a reader has not been given, which has read up to `end`: at most `most`.
     pub(super) fn news(&self, reader: Reader, end: i64, most: usize) -> News {
         if let Some(again) = self.again(reader) {
             return News::Again(again);
