@@ -2,7 +2,7 @@
 
 import { get, inOutbox, Problem, token } from "./api.js";
 import { listenToKeys } from "./keys.js";
-import { Poll } from "./live.js";
+import { OVERDUE_MS, Poll } from "./live.js";
 import { login } from "./login.js";
 import { notice } from "./notice.js";
 import { empty } from "./parts.js";
@@ -37,11 +37,16 @@ let polls = [];
 let context = null;
 
 async function start() {
+  const overdue = setTimeout(() => {
+    draw(h("main.alone", null, empty("The admin API does not answer", "Waiting for its answer.")));
+  }, OVERDUE_MS);
   try {
     session.who = await get("whoami");
     session.outboxes = (await get("outboxes")).outboxes;
+    clearTimeout(overdue);
     visit();
   } catch (error) {
+    clearTimeout(overdue);
     refused(error);
   }
 }
@@ -75,6 +80,8 @@ function leave() {
 
 function visit() {
   if (!session.who) return;
+  // A question is about the page it was asked on.
+  document.querySelectorAll("dialog").forEach((dialog) => dialog.close());
   const route = here();
   const outbox = session.outboxes.find(({ name }) => name === route.outbox);
   if (!outbox) {

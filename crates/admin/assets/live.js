@@ -1,6 +1,10 @@
 // Asks again and again while somebody looks: never two questions at once, none while the tab is hidden.
 
+import { Problem } from "./api.js";
+
 const LONGEST_MS = 15_000;
+// An answer that takes longer counts as none, until it comes: what is shown meanwhile is old.
+export const OVERDUE_MS = 2000;
 
 export class Poll {
   #timer;
@@ -10,7 +14,7 @@ export class Poll {
   #again = false;
   #seen = () => (document.hidden ? clearTimeout(this.#timer) : this.now());
 
-  /** `load(signal)` asks; `show(error)` is called after each answer. */
+  /** `load(signal)` asks; `show(error)` is called after each answer, and when one is overdue. */
   constructor({ every, load, show }) {
     Object.assign(this, { every, load, show });
     document.addEventListener("visibilitychange", this.#seen);
@@ -26,6 +30,10 @@ export class Poll {
     }
     this.#busy = true;
     let failure = null;
+    const overdue = setTimeout(() => {
+      this.show(new Problem(0, "No answer", "The server has not answered yet."));
+    }, OVERDUE_MS);
+    this.#abort.signal.addEventListener("abort", () => clearTimeout(overdue), { once: true });
     try {
       await this.load(this.#abort.signal);
       this.#failures = 0;
@@ -33,6 +41,7 @@ export class Poll {
       failure = error;
       this.#failures += 1;
     }
+    clearTimeout(overdue);
     this.#busy = false;
     if (this.#abort.signal.aborted) return;
     this.show(failure);
@@ -45,6 +54,7 @@ export class Poll {
     }
   }
 
+  /** Asks no more; an answer that still comes is not shown. */
   stop() {
     clearTimeout(this.#timer);
     document.removeEventListener("visibilitychange", this.#seen);

@@ -45,7 +45,11 @@ export function shell(app, body) {
     h("nav.menu", { id: "menu", "aria-label": "Pages", class: session.menuOpen ? "open" : "" }, menu(app)),
     h(
       "main",
-      { id: "content", "aria-busy": String(context.old) },
+      {
+        id: "content",
+        class: context.failure && context.data !== undefined ? "outdated" : "",
+        "aria-busy": String(context.old),
+      },
       h("h1", { tabindex: "-1" }, page.heading?.(context) ?? page.title),
       context.failure && context.data !== undefined &&
         // Without an icon: that one would have to be fetched from the server that does not answer.

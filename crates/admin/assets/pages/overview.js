@@ -176,13 +176,14 @@ function tenants(context, { backlog_by_tenant: list, backlog_estimated }) {
 }
 
 function view(context, data) {
-  const { kind, title, text } = verdict(data);
+  const { kind, title, text } = verdict(data, context.failure);
   const held = data.pauses.some((one) => one.kind === "outbox");
   return [
     h(
       "section.verdict",
       { class: kind, "aria-label": "State" },
-      icon({ good: "good", warn: "warning", bad: "problem", held: "pause" }[kind]),
+      // Without an icon when the server does not answer: it would have to be fetched from there.
+      !context.failure && icon({ good: "good", warn: "warning", bad: "problem", held: "pause" }[kind]),
       h("div.grow", { role: "status" }, h("strong", null, title), h("p", null, text)),
       context.operator && h(
         "div.actions",

@@ -121,6 +121,37 @@ def live_numbers_move(reader):
     reader.until("newer events appear", lambda: newest() != first)
 
 
+def old_numbers_never_look_well(reader):
+    reader.come()
+    well = lambda: bool(reader.all(".verdict.good")) and reader.text(".live") == "Live"
+    reader.until("all is well", well)
+    # From now on no question is answered, and none is refused either.
+    reader.driver.execute_cdp_cmd("Fetch.enable", {"patterns": [{"urlPattern": "*/api/*"}]})
+    reader.until("the verdict is taken back", lambda: reader.text(".verdict strong") == "Not known")
+    reader.until("the numbers are called old", lambda: "These numbers are old" in reader.text(".stale"))
+    assert reader.text(".live") == "Not connected", reader.text()
+    colour = "return getComputedStyle(document.querySelector('.tiles')).filter"
+    assert reader.driver.execute_script(colour) == "grayscale(1)", reader.driver.execute_script(colour)
+    for page in ["relays", "doctor"]:
+        reader.visit(page)
+        reader.until(f"{page} says that nobody answers", lambda: "has not answered" in reader.text("main"))
+    reader.driver.refresh()
+    reader.until("a reload says so, too", lambda: "does not answer" in reader.text())
+    reader.driver.execute_cdp_cmd("Fetch.disable", {})
+    reader.until("the page of before is back", lambda: reader.text("h1") == "Doctor")
+    reader.visit("overview")
+    reader.until("all is well again", well)
+
+
+def a_dialog_belongs_to_its_page(reader):
+    reader.come()
+    reader.press("Purge")
+    reader.until("a question", lambda: reader.all("dialog"))
+    reader.driver.execute_script("location.hash = '#/shop/events'")
+    reader.heading("Events")
+    reader.until("nobody is asked any more", lambda: not reader.all("dialog"))
+
+
 def dead_letters_are_replayed(reader):
     reader.log_in()
     reader.until("the badge", lambda: reader.text(".menu .badge") == str(reader.known["dead"]))

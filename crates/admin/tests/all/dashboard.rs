@@ -73,6 +73,20 @@ async fn live_numbers_move() {
     served.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_numbers_never_look_well() {
+    let served = Served::<Sqlite>::new(false).await;
+    browse(&served, "old_numbers_never_look_well", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dialog_belongs_to_its_page() {
+    let served = Served::<Sqlite>::new(false).await;
+    browse(&served, "a_dialog_belongs_to_its_page", json!({})).await;
+    served.end().await;
+}
+
 async fn dead_letters_are_replayed_and_delivered<DB: TestDatabase>()
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
