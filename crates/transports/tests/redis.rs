@@ -12,6 +12,11 @@ use posthaste_testkit::{
     wait::asked,
 };
 use posthaste_transports::redis::{Redis, RedisConfig};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
 
 use support::{built, certificates, envelope, given};
 
@@ -235,6 +240,40 @@ async fn a_server_that_is_out_of_memory_or_read_only_is_unavailable_and_takes_no
     .await;
     assert_eq!(Subject.read(&url, "a").await.len(), 2);
     assert_eq!(Subject.read(&url, "b").await.len(), 1);
+}
+
+/// An address that leads new connections to the port of the moment and keeps those it has.
+async fn address(port: u16) -> (u16, watch::Sender<u16>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = listener.local_addr().unwrap().port();
+    let (leads_to, port) = watch::channel(port);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let to = *port.borrow();
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (here, leads_to)
+}
+
+#[tokio::test]
+async fn a_master_that_became_a_replica_is_left_for_the_new_one() {
+    let (Some(mut old), Some(mut new)) = (private("", &[]), private("", &[])) else { return };
+    old.start().await;
+    new.start().await;
+    let (port, leads_to) = address(old.port()).await;
+    let redis = transport(&format!("redis://127.0.0.1:{port}"));
+    assert_eq!(redis.publish(&[envelope("a", "a")]).await, [Outcome::Delivered]);
+    run(&old.url(), &["REPLICAOF", "127.0.0.1", &new.port().to_string()]).await;
+    leads_to.send_replace(new.port());
+    let outcomes = redis.publish(&[envelope("a", "b")]).await;
+    assert!(matches!(outcomes[0], Outcome::Unavailable { .. }), "{outcomes:?}");
+    assert!(error(&outcomes[0]).contains("READONLY"), "{outcomes:?}");
+    assert_eq!(redis.publish(&[envelope("a", "b")]).await, [Outcome::Delivered]);
+    assert_eq!(Subject.read(&new.url(), "a").await.len(), 1);
 }
 
 #[tokio::test]

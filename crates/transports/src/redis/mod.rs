@@ -202,7 +202,7 @@ impl Redis {
                     "Redis at {place} takes nothing for now: it answered {}",
                     word(code)
                 )),
-                false,
+                errors.iter().any(|(_, error)| is_another_servers_turn(error.code())),
             );
         }
         (
@@ -278,6 +278,12 @@ fn is_outage(code: &str) -> bool {
             | "NOAUTH"
             | "EXECABORT"
     )
+}
+
+/// Answers after which the address may lead to another server. A demoted master keeps its clients, and
+/// would give the same answer on this connection until somebody ends it.
+fn is_another_servers_turn(code: &str) -> bool {
+    matches!(code, "READONLY" | "MASTERDOWN" | "LOADING" | "CLUSTERDOWN" | "NOAUTH" | "MOVED")
 }
 
 /// An error code as it may be shown: what stands in its place could be anything.
