@@ -109,9 +109,11 @@ impl Claim for PostgresStore {
                 ) f where bytes_before < $6
             ),
             cut as materialized (
-                select found >= $4 or found > picked as cut from (
+                select found >= $4 or found > picked as cut, due >= greatest($4 / 2, 1) as more_due
+                from (
                     select (select count(*) from found) as found,
-                           (select count(*) from picked) as picked
+                           (select count(*) from picked) as picked,
+                           (select count(*) from due) as due
                 ) c
             ),
             e as (
@@ -125,7 +127,8 @@ impl Claim for PostgresStore {
             columns!(),
             ", n.same, n.caught_up, n.cursor
             from (
-                select h.same, not c.cut and coalesce(r.newest <= r.edge, true) as caught_up,
+                select h.same,
+                       not c.cut and not c.more_due and coalesce(r.newest <= r.edge, true) as caught_up,
                        greatest($3, case when c.cut
                            then (select max(sequence) from picked where fresh)
                            else least(r.edge, r.newest)

@@ -138,6 +138,7 @@ macro_rules! store_conformance {
                 a_claimed_row_is_being_sent
                 two_claimers_never_share_a_row
                 only_what_is_due_is_claimed
+                a_claim_says_that_more_is_due
                 a_settled_row_is_not_claimed
                 an_expired_row_is_claimed_once_and_an_attempt_is_recorded
                 a_valid_lease_is_not_taken_over

@@ -324,6 +324,32 @@ pub async fn a_hot_claim_takes_what_is_free<DB: Dialect>(subject: &Subject<DB>) 
     assert!(outbox.store.claim_hot(&hot.relay, &hot.lease, &[]).await.unwrap().is_empty());
 }
 
+/// A claim takes no more than half a page of what is due. The rest is no reason to wait for the next poll.
+pub async fn a_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
+    let due = |_| Event::builder("Happened").raw_json("{}").deliver_at(past).build().unwrap();
+    let all: Vec<Event> = (0..20).map(due).collect();
+    let mut expected: Vec<i64> =
+        outbox.enqueue(&all).await.iter().map(|one| one.sequence).collect();
+    let claimer = outbox.claimer("one");
+    let (mut position, mut found) = (claimer.position.clone(), Vec::new());
+    for claims in 1.. {
+        assert!(claims <= all.len(), "the claims come to no end");
+        let limit = Limit::rows(10);
+        let claimed = outbox.store.claim(&claimer.relay, &claimer.lease, &position, limit).await;
+        let claimed = claimed.unwrap();
+        found.extend(sequences(&claimed.rows));
+        position = claimed.position;
+        if claimed.caught_up {
+            break;
+        }
+    }
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+}
+
 /// A claim ends where its bytes do, and so does a sweep; one event that is larger comes alone.
 pub async fn a_claim_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
