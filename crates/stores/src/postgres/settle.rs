@@ -20,6 +20,21 @@ use super::{
 };
 use crate::failure::failed;
 
+/// A few shards, asked about once for each event: a hash of each would cost more than all comparisons.
+struct Sorted(Vec<u16>);
+
+impl Sorted {
+    fn of(shards: impl Iterator<Item = u16>) -> Self {
+        let mut shards: Vec<u16> = shards.collect();
+        shards.sort_unstable();
+        Self(shards)
+    }
+
+    fn contains(&self, shard: u16) -> bool {
+        self.0.binary_search(&shard).is_ok()
+    }
+}
+
 #[async_trait]
 impl Settle for PostgresStore {
     async fn settle(
@@ -31,20 +46,20 @@ impl Settle for PostgresStore {
         match fence {
             Fence::Shards { owner, held } => {
                 // What the fence does not name is not written, whoever owns it.
-                let named: HashSet<u16> = held.iter().map(|held| held.shard).collect();
+                let named = Sorted::of(held.iter().map(|held| held.shard));
                 let outcomes =
-                    Outcomes::of(batch.iter().filter(|event| named.contains(&event.shard)));
+                    Outcomes::of(batch.iter().filter(|event| named.contains(event.shard)));
                 let lease = self.settle_shards(owner, held, &outcomes, keep_sent).await?;
-                let leased: HashSet<u16> = lease.iter().map(|&shard| shard as u16).collect();
+                let leased = Sorted::of(lease.iter().map(|&shard| shard as u16));
                 Ok(SettleReport {
                     stale_shards: held
                         .iter()
                         .map(|h| h.shard)
-                        .filter(|&s| !leased.contains(&s))
+                        .filter(|&s| !leased.contains(s))
                         .collect(),
                     refused: batch
                         .iter()
-                        .filter(|event| !leased.contains(&event.shard))
+                        .filter(|event| !leased.contains(event.shard))
                         .map(|event| event.sequence)
                         .collect(),
                 })
