@@ -37,7 +37,8 @@ impl Driver {
     }
 
     pub(crate) fn tick(&mut self, now: Instant) {
-        let reserve_runs_out = !self.by_rows() && self.highest + RESERVE / 2 > self.reserved;
+        let reserve_runs_out =
+            !self.by_rows() && self.highest.saturating_add(RESERVE / 2) > self.reserved;
         if self.ticking
             || self.resting
             || self.stopping.is_some()
@@ -56,7 +57,7 @@ impl Driver {
         if renew {
             self.renew_at = now + self.config.heartbeat;
         }
-        let reserved = self.highest + RESERVE;
+        let reserved = self.highest.saturating_add(RESERVE);
         let held = self.shards.held();
         let mark = self.mark();
         let rows = if self.by_rows() { self.lanes.claimed() } else { Vec::new() };

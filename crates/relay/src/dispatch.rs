@@ -69,8 +69,13 @@ impl Driver {
                 if room == 0 {
                     break;
                 }
-                let (batch, need_reserve) = self.lanes.next_batch(destination, room, reserved);
-                self.tick_now |= need_reserve;
+                let (batch, wanted) = self.lanes.next_batch(destination, room, reserved);
+                if let Some(wanted) = wanted {
+                    // A held event can lie far beyond what the cursor has read. What waits behind it in its
+                    // queue may fill that, and then nothing is read that would raise the reservation.
+                    self.highest = self.highest.max(wanted);
+                    self.tick_now = true;
+                }
                 if batch.is_empty() {
                     break;
                 }

@@ -19,6 +19,8 @@ mod domain;
 
 mod global;
 
+mod held_back;
+
 mod hooks;
 
 mod inbox;

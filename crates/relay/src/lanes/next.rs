@@ -28,19 +28,19 @@ impl Filling {
 }
 
 impl Lanes {
-    /// Up to `max` events to hand to this destination now, none behind `reserved`. Says when only
-    /// the reservation was in the way.
+    /// Returns up to `max` events to hand to this destination now, none with `sequence > reserved`, and
+    /// the sequence of the event for which only the reservation was in the way.
     pub fn next_batch(
         &mut self,
         destination: u16,
         max: usize,
         reserved: i64,
-    ) -> (Vec<Envelope>, bool) {
+    ) -> (Vec<Envelope>, Option<i64>) {
         let global = self.rules.global;
         let of = self.at(destination);
         // Others put what waits aside when they are paused; one lane for all just stops.
         if global && of.breaker.paused.is_some() {
-            return (Vec::new(), false);
+            return (Vec::new(), None);
         }
         let waiting = of.all_waiting();
         // Nothing is held under `global`: what failed behind another one would have no place to wait.
@@ -70,9 +70,10 @@ impl Lanes {
                 break;
             }
             if pending.sequence > reserved {
+                let wanted = pending.sequence;
                 self.push_front(destination, queue, lane, pending);
                 self.start_careful();
-                return (batch.events, true);
+                return (batch.events, Some(wanted));
             }
             self.leave_queue(pending.sequence);
             let before = batch.events.len();
@@ -92,7 +93,7 @@ impl Lanes {
             self.start(envelope.sequence);
             batch.push(envelope);
         }
-        (batch.events, false)
+        (batch.events, None)
     }
 
     /// A suspect of this destination that is on record.
