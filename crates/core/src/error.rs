@@ -31,7 +31,8 @@ pub enum ErrorKind {
     Schema,
     /// The database could not be reached, or refused for now: trying again may help.
     Unavailable,
-    /// There was no answer in time: whether it was done is unknown. Trying again may help, with less.
+    /// There was no answer in time, or a lock did not become free: whether it was done is unknown. Trying
+    /// again may help, with less.
     TimedOut,
     /// The database refused the statement for good.
     Database,
@@ -44,14 +45,14 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// What this SQLSTATE of PostgreSQL means to the caller: connection, resources, shutdown,
-    /// serialisation, deadlock and lock timeout pass; anything else stays.
+    /// serialisation, deadlock and timeouts pass; anything else stays.
     pub fn of_sqlstate(code: &str) -> Self {
-        // Cancelled, as a rule by `statement_timeout`.
-        if code == "57014" {
+        // Cancelled, as a rule by `statement_timeout`; a lock that did not become free in time.
+        if matches!(code, "57014" | "55P03") {
             return Self::TimedOut;
         }
         let passes = ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
-            || matches!(code, "40001" | "40P01" | "55P03");
+            || matches!(code, "40001" | "40P01");
         if passes { Self::Unavailable } else { Self::Database }
     }
 }

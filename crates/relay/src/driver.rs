@@ -46,6 +46,7 @@ use crate::{
     source::{NextRead, Source, Take},
     stalls::{Looked, Stalls},
     tasks::Tasks,
+    unwritten::Unwritten,
 };
 
 /// Pause before something that failed for want of a database is tried again.
@@ -114,6 +115,10 @@ pub(crate) enum Done {
         reserved: Charge,
     },
     Settled {
+        batch: Batch,
+        report: Result<SettleReport>,
+    },
+    SettledLocked {
         batch: Batch,
         report: Result<SettleReport>,
     },
@@ -196,8 +201,8 @@ pub(crate) struct Driver {
     /// When a breaker lets the next event through, if one waits.
     pub(crate) probe_at: Option<Instant>,
     pub(crate) settling: bool,
-    /// A settle that failed, to be repeated before any other.
-    pub(crate) unwritten: Option<Batch>,
+    /// Outcomes of settles that failed, to be written before any other.
+    pub(crate) unwritten: Unwritten,
     pub(crate) resting: bool,
     pub(crate) ticking: bool,
     pub(crate) tick_at: Instant,
@@ -319,7 +324,7 @@ impl Driver {
             tasks: Tasks::new(deadline),
             probe_at: None,
             settling: false,
-            unwritten: None,
+            unwritten: Unwritten::default(),
             resting: false,
             ticking: false,
             tick_at: now,
@@ -545,6 +550,7 @@ impl Driver {
                 self.fall_behind();
             }
             Done::Settled { batch, report } => self.settled(batch, report),
+            Done::SettledLocked { batch, report } => self.settled_locked(&batch, report),
             Done::Tick { tick, reserved } => self.ticked(tick, reserved, now)?,
             Done::Acquired { asked_at, leases } => self.acquired(asked_at, leases),
             Done::Surveyed { number, page } => self.surveyed(number, page, now),
@@ -654,7 +660,7 @@ impl Driver {
             && self.survey.is_none()
             && self.wanted.is_empty()
             && !self.settling
-            && self.unwritten.is_none()
+            && self.unwritten.is_empty()
             && self.has_read_all()
             && self.lanes.is_idle();
         stats.breakers_open = self.lanes.breakers_open();

@@ -61,6 +61,8 @@ mod stop;
 
 mod tasks;
 
+mod unwritten;
+
 mod driver;
 
 mod relay;

@@ -3,7 +3,8 @@
 //! # When things fail
 //!
 //! A settle that fails is repeated until the lease is lost: an outcome is never turned into another
-//! one because it could not be written. The event is delivered twice at worst.
+//! one because it could not be written. The event is delivered twice at worst. One that takes too long is
+//! repeated in pieces (`unwritten.rs`), so that a row that somebody has locked holds back nobody else.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,7 @@ use std::{
 };
 
 use posthaste_core::{
-    Result,
+    ErrorKind, Result,
     store::{Fence, Held, RowLease, SettleReport, Settlement, Store, Verdict},
 };
 
@@ -128,26 +129,38 @@ impl Driver {
         if self.settling || self.resting {
             return;
         }
-        let batch = if let Some(batch) = self.unwritten.take() {
-            batch
+        self.settle_locked();
+        let batch = if let Some(piece) = self.unwritten.next() {
+            piece
         } else {
             let unsettled = self.lanes.next_settlements(SETTLE_BATCHES * self.config.batch);
             let (batch, stale) = Batch::fence(unsettled, &self.shards);
             self.lanes.stats.stale_settles += stale.len() as u64;
             self.lanes.refused(stale);
-            batch
+            self.unwritten.keep_order(batch)
         };
         if batch.is_empty() {
             return;
         }
         self.settling = true;
+        self.write(batch, |batch, report| Done::Settled { batch, report });
+    }
+
+    /// Tries an outcome again whose row somebody has locked, beside the other settles.
+    fn settle_locked(&mut self) {
+        if let Some(batch) = self.unwritten.next_locked(self.clock.now()) {
+            self.write(batch, |batch, report| Done::SettledLocked { batch, report });
+        }
+    }
+
+    fn write(&mut self, batch: Batch, done: fn(Batch, Result<SettleReport>) -> Done) {
         let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
         let deadline = self.config.deadline();
         // Each part is a call of its own.
         let patience = deadline * (batch.parts.len() as u32 + 1);
         self.tasks.spawn_within(patience, async move {
             let report = batch.write(&*store, keep_sent, deadline).await;
-            Done::Settled { batch, report }
+            done(batch, report)
         });
     }
 
@@ -155,35 +168,58 @@ impl Driver {
         self.settling = false;
         self.pulse.settled(self.clock.now(), report.is_err());
         match report {
-            Ok(report) => {
-                if !report.refused.is_empty() {
-                    tracing::warn!(
-                        events = report.refused.len(),
-                        shards = ?report.stale_shards,
-                        "settle refused: the lease was lost"
-                    );
-                }
-                let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
-                self.log_failures(&batch, &refused);
-                self.lanes.stats.stale_settles += refused.len() as u64;
-                let (stale, written): (Vec<i64>, Vec<i64>) =
-                    batch.in_hand(&self.shards).partition(|sequence| refused.contains(sequence));
-                self.lanes.refused(stale);
-                self.lanes.settled(written, self.clock.now());
-                self.fall_behind();
-                for wait in batch.waits() {
-                    self.source.expect_due(self.clock.now() + wait);
-                }
-                let lost = self.shards.lost(&batch.held(&report.stale_shards));
-                self.lose(&lost);
-            }
+            Ok(report) => self.written(&batch, &report),
             Err(error) => {
                 self.database_failed("settling", &error);
                 // Outcomes stay as they are and are written again.
-                self.unwritten = Some(batch);
+                if error.kind() != ErrorKind::TimedOut {
+                    self.unwritten.put_back(batch);
+                } else if let Some(sequence) = self.unwritten.timed_out(batch) {
+                    tracing::warn!(
+                        sequence,
+                        "the row of an event seems to be locked by somebody else; its outcome waits"
+                    );
+                }
                 self.rest();
             }
         }
+    }
+
+    pub(crate) fn settled_locked(&mut self, batch: &Batch, report: Result<SettleReport>) {
+        match report {
+            Ok(report) => {
+                self.unwritten.unlocked();
+                self.written(batch, &report);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "an outcome still cannot be written");
+                self.unwritten.still_locked(self.clock.now(), self.config.deadline());
+            }
+        }
+    }
+
+    /// What is in the table counts from here on, and what was refused is forgotten.
+    fn written(&mut self, batch: &Batch, report: &SettleReport) {
+        if !report.refused.is_empty() {
+            tracing::warn!(
+                events = report.refused.len(),
+                shards = ?report.stale_shards,
+                "settle refused: the lease was lost"
+            );
+        }
+        let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
+        self.log_failures(batch, &refused);
+        self.lanes.stats.stale_settles += refused.len() as u64;
+        let (stale, written): (Vec<i64>, Vec<i64>) =
+            batch.in_hand(&self.shards).partition(|sequence| refused.contains(sequence));
+        self.lanes.refused(stale);
+        self.lanes.settled(written, self.clock.now());
+        self.fall_behind();
+        for wait in batch.waits() {
+            self.source.expect_due(self.clock.now() + wait);
+        }
+        let lost = self.shards.lost(&batch.held(&report.stale_shards));
+        self.lose(&lost);
     }
 
     /// Says what failed, once it is written: every death, and retries in one line a batch.

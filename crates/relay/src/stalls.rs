@@ -237,7 +237,7 @@ impl Driver {
             ", and shards are still being taken"
         } else if self.lanes.budget().page().is_none() {
             ", and events of other destinations fill the memory"
-        } else if self.unwritten.is_some() {
+        } else if !self.unwritten.is_empty() {
             ", and outcomes cannot be written"
         } else {
             ""

@@ -27,7 +27,7 @@ impl Driver {
                 let drained = self.lanes.in_flight() == 0
                     && self.lanes.unsettled() == 0
                     && !self.settling
-                    && self.unwritten.is_none()
+                    && self.unwritten.is_empty()
                     && !self.acquiring
                     && !self.handing_over
                     && !self.ticking;
@@ -35,7 +35,7 @@ impl Driver {
             }
             None if self.once && self.ticking => false,
             None if self.once && self.lanes.stands_behind_a_pause() => {
-                self.lanes.unsettled() == 0 && !self.settling && self.unwritten.is_none()
+                self.lanes.unsettled() == 0 && !self.settling && self.unwritten.is_empty()
             }
             None if self.once && self.stands_by() => {
                 self.pauses.known()

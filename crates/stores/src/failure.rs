@@ -21,6 +21,10 @@ pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
 }
 
 fn kind_of(error: &sqlx::Error) -> ErrorKind {
+    #[cfg(feature = "mysql")]
+    if crate::mysql::took_too_long(error) {
+        return ErrorKind::TimedOut;
+    }
     match error {
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)

@@ -294,6 +294,12 @@ fn met_a_lock(error: &sqlx::Error) -> bool {
     matches!(number(error), 1205 | 3572)
 }
 
+/// Whether the server ended a statement for the time it took, or for the time it waited for a lock. MariaDB
+/// and MySQL give the first one different numbers.
+pub(crate) fn took_too_long(error: &sqlx::Error) -> bool {
+    matches!(number(error), 1205 | 1969 | 3024)
+}
+
 /// The server's number of an error; 0 when the error is not the server's.
 fn number(error: &sqlx::Error) -> u16 {
     error
