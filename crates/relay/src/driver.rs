@@ -236,6 +236,8 @@ pub(crate) struct Driver {
     /// Events ahead of the cursor are looked for, which waits for late commits, and when again.
     pub(crate) looking_beyond: bool,
     pub(crate) beyond_at: Instant,
+    /// Since when the memory is full of what waits for others of its key.
+    pub(crate) clogged_since: Option<Instant>,
     /// Those that were found and wait for late ones of their key: until then, or until all have come.
     pub(crate) waiting_beyond: HashMap<i64, Option<Instant>>,
     pub(crate) claims: u64,
@@ -346,6 +348,7 @@ impl Driver {
             hot_reads: FuturesUnordered::new(),
             looking_beyond: false,
             beyond_at: now,
+            clogged_since: None,
             waiting_beyond: HashMap::new(),
             claims: 0,
             expired: None,
@@ -494,7 +497,7 @@ impl Driver {
                     self.looked_beyond(now);
                 }
                 match rows {
-                    Ok(rows) => self.offer_hot(read, rows),
+                    Ok(rows) => self.offer_hot(read, rows, beyond),
                     Err(error) => {
                         self.lanes.stats.database_errors += 1;
                         tracing::debug!(%error, "hot read failed; left to the poller");

@@ -154,12 +154,14 @@ impl Driver {
         }));
     }
 
-    /// While late commits come page by page, events of other keys ahead of the cursor go as if their writer
-    /// had told of them. The rest waits for the cursor.
+    /// While late commits come page by page, or a few keys fill the memory and none of what is there can go,
+    /// events of other keys ahead of the cursor go as if their writer had told of them. The rest waits for the
+    /// cursor.
     pub(crate) fn look_beyond(&mut self, now: Instant) {
         if !self.source.is_walking() {
             self.waiting_beyond.clear();
         }
+        self.note_clog(now);
         if !self.looks_beyond() || now < self.beyond_at || !self.reads() {
             return;
         }
@@ -214,6 +216,21 @@ impl Driver {
         self.waiting_beyond.insert(sequence, until);
     }
 
+    /// Notes since when the memory has no room for what polls read, although destinations have some for more
+    /// publishes: what waits follows events of its own key.
+    fn note_clog(&mut self, now: Instant) {
+        let full = self.lanes.cold_room(self.config.cold_queue) < self.config.batch.div_ceil(2)
+            || self.lanes.budget().page().is_none();
+        let clogged = full && self.lanes.waits_for_its_keys();
+        self.clogged_since = clogged.then(|| self.clogged_since.unwrap_or(now));
+    }
+
+    /// A key that is handled quickly makes room before the others notice.
+    fn is_clogged(&self) -> bool {
+        let long = self.config.busy_interval;
+        self.clogged_since.is_some_and(|since| self.clock.now() >= since + long)
+    }
+
     pub(crate) fn looked_beyond(&mut self, now: Instant) {
         self.looking_beyond = false;
         self.beyond_at = now + self.config.busy_interval / 4;
@@ -221,12 +238,13 @@ impl Driver {
 
     pub(crate) fn looks_beyond(&self) -> bool {
         let ordered = self.config.ordering == RelayOrdering::PerKey;
-        ordered && self.source.is_walking() && !self.looking_beyond
+        ordered && (self.source.is_walking() || self.is_clogged()) && !self.looking_beyond
     }
 
     /// Rows of the hot path go to their lanes only when all earlier events of the key are settled or in
-    /// our hands; otherwise the cursor brings them in order.
-    pub(crate) fn offer_hot(&mut self, read: u64, rows: Vec<HotRow>) {
+    /// our hands; otherwise the cursor brings them in order. Those of a look beyond the cursor go also before
+    /// that has caught up for the first time: a backlog of a few keys may be why it has not.
+    pub(crate) fn offer_hot(&mut self, read: u64, rows: Vec<HotRow>, beyond: bool) {
         let (now, cursor) = (self.clock.now(), self.source.position().sequence);
         self.lanes.set_cursor(cursor);
         for HotRow { row, previous } in rows {
@@ -234,7 +252,7 @@ impl Driver {
                 known.into_iter().filter(|sequence| !self.lanes.in_hand(*sequence)).collect()
             });
             let safe = missing.as_ref().is_some_and(Vec::is_empty)
-                && self.shards.takes_hot(row.shard)
+                && (beyond || self.shards.takes_hot(row.shard))
                 && self.lanes.saw(read, row.shard);
             if safe {
                 self.highest = self.highest.max(row.sequence);

@@ -1,4 +1,4 @@
-//! Beyond late commits: which events ahead of a standing cursor one look brings, and where the next begins.
+//! Beyond a cursor that stands: which events one look brings, and where the next begins.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 

@@ -34,7 +34,7 @@ mod window;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod overdue;
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod beyond;
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]

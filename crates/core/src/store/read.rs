@@ -244,9 +244,9 @@ pub trait Read: Send + Sync {
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
     /// Sequences of events that wait for nothing, with `sequence > from.sequence`. The events themselves keep to the
-    /// limit. Asked while late commits come page by page and `from.sequence` stays: with
-    /// [`read_hot`](Self::read_hot) those go whose key has nothing among the late ones. Calls take turns over
-    /// all there are. A store where nothing comes late has none.
+    /// limit. Asked while late commits come page by page, or a few keys fill the reader's memory, and
+    /// `from.sequence` stays: with [`read_hot`](Self::read_hot) those go whose key has nothing before them that
+    /// the reader does not know. Calls take turns over all there are.
     async fn read_beyond(
         &self,
         _shards: &[u16],

@@ -1,8 +1,21 @@
-//! Nobody is held back: by a row that somebody has locked, by an event far ahead.
+//! Nobody is held back: by a row that somebody has locked, by an event far ahead, by a key with very many.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use posthaste::{Key, key::derived_key, relay::Config, transports::memory::MemoryTransport};
+use async_trait::async_trait;
+use posthaste::{
+    Envelope, Key,
+    key::derived_key,
+    relay::Config,
+    transport::{Outcome, Transport},
+    transports::memory::MemoryTransport,
+};
 
 use crate::support::{Fixture, LIMIT, TestDatabase, event, quick, soon};
 
@@ -28,6 +41,8 @@ mod locked {
         }
     }
 }
+
+on_every_database!(a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination);
 
 /// Waits until so many events are marked as sent.
 async fn all_sent<DB: TestDatabase>(on: &Fixture<DB>, count: i64) {
@@ -90,4 +105,66 @@ async fn a_held_event_far_ahead_of_the_cursor_holds_back_no_other() {
     soon("the backlog and what was held", transport.wait_for(301)).await;
     relay.stop().await.unwrap();
     on.clean().await;
+}
+
+/// Takes a while for each event, and keeps count.
+struct Slow {
+    inner: MemoryTransport,
+    of_key: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Transport for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let bulk = batch.iter().filter(|envelope| envelope.event.aggregate_id() == Some("bulk"));
+        self.of_key.fetch_add(bulk.count(), Ordering::Relaxed);
+        self.inner.publish(batch).await
+    }
+}
+
+async fn a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    const BULK: usize = 2_000;
+    const OTHERS: usize = 20;
+
+    for piece in (0..BULK).collect::<Vec<_>>().chunks(500) {
+        on.enqueue(piece.iter().map(|&n| event("bulk", n)).collect()).await;
+    }
+    let (inner, of_key) = (MemoryTransport::new(), Arc::new(AtomicUsize::new(0)));
+    let transport = Slow { inner: inner.clone(), of_key: Arc::clone(&of_key) };
+    let config = Config { batch: 50, cold_queue: 100, ..quick() };
+    let relay = on.relay(transport, config);
+    relay.start().await.unwrap();
+    // Told to nobody: only the cursor finds them.
+    on.enqueue((0..OTHERS).map(|n| event(&n.to_string(), n)).collect()).await;
+    let others = async {
+        let of_others = |delivered: &[Envelope]| {
+            delivered
+                .iter()
+                .filter(|envelope| envelope.event.aggregate_id() != Some("bulk"))
+                .count()
+        };
+        let mut seen = 0;
+        while of_others(&inner.delivered()) < OTHERS {
+            seen += 1;
+            inner.wait_for(seen).await;
+        }
+    };
+    soon("the other keys", others).await;
+    let before = of_key.load(Ordering::Relaxed);
+    assert!(before < BULK / 2, "they waited for {before} events of the bulk");
+    let bulk: Vec<usize> = inner
+        .delivered()
+        .iter()
+        .filter(|envelope| envelope.event.aggregate_id() == Some("bulk"))
+        .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
+        .collect();
+    assert_eq!(bulk, (0..bulk.len()).collect::<Vec<_>>(), "in order");
+    relay.stop().await.unwrap();
 }

@@ -36,6 +36,11 @@ impl Lanes {
         of.iter().map(|of| limit.saturating_sub(waiting(of))).max().unwrap_or(0)
     }
 
+    /// All that waits in memory follows events of its own key that are under way.
+    pub fn waits_for_its_keys(&self) -> bool {
+        self.in_flight > 0 && self.destinations.iter().all(|of| !of.has_ready())
+    }
+
     /// How many events wait for their turn: from the hot path, and from polls.
     pub fn waiting(&self) -> (usize, usize) {
         let all = self.destinations.iter();

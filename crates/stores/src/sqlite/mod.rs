@@ -45,7 +45,11 @@ mod idempotency;
 
 mod expire;
 
-use std::{str::FromStr, sync::Arc, time::Duration};
+use std::{
+    str::FromStr,
+    sync::{Arc, atomic::AtomicI64},
+    time::Duration,
+};
 
 use posthaste_core::{Error, Event, Result, store::Store};
 use sqlx::{
@@ -67,6 +71,8 @@ pub struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
     tables: Tables,
+    /// How far events beyond a cursor that stands were looked at.
+    beyond: Arc<AtomicI64>,
 }
 
 impl SqliteStore {
@@ -101,12 +107,12 @@ impl SqliteStore {
             Err(error) if schema::is_missing_file(&error) => {}
             Err(error) => return Err(failed("opening the database file")(error)),
         }
-        Ok(Self { writer, reader, tables })
+        Ok(Self { writer, reader, tables, beyond: Arc::default() })
     }
 
     /// The outbox in the caller's own database. Reads and writes share the caller's pool.
     pub fn new(pool: SqlitePool, tables: Tables) -> Self {
-        Self { writer: pool.clone(), reader: pool, tables }
+        Self { writer: pool.clone(), reader: pool, tables, beyond: Arc::default() }
     }
 
     /// The pool through which is written.

@@ -1,6 +1,6 @@
 //! Finding events without writing: ahead of the cursor, by their time, by their lane.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream::BoxStream};
@@ -17,7 +17,7 @@ use super::{
     SqliteStore, list,
     row::{COLUMNS, FOR_EVER, columns, fetched, fetched_all, fresh, now, unsettled},
 };
-use crate::failure::failed;
+use crate::{beyond, failure::failed};
 
 /// Most rows that a read ahead walks over: what is settled already costs time, too.
 const WINDOW: i64 = 50_000;
@@ -217,6 +217,32 @@ impl Read for SqliteStore {
             .fetch_all(&self.reader)
             .await
             .map_err(failed("reading hot events"))
+    }
+
+    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
+        const DOING: &str = "reading beyond the cursor";
+        const BEYOND: &str = concat!(
+            "select sequence, length(payload) + coalesce(length(headers), 0) from {events}
+            where sequence > ?1 and sequence <= ?2 and ",
+            fresh!(),
+            "
+            order by sequence
+            limit ?3"
+        );
+
+        if !shards.contains(&0) {
+            return Ok(Vec::new());
+        }
+        let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
+        let (newest, edge) = self.range(after).await?;
+        let found: Vec<(i64, i64)> = sqlx::query_as(self.tables.sql(BEYOND))
+            .bind(after)
+            .bind(edge)
+            .bind(limit.rows as i64)
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed(DOING))?;
+        Ok(beyond::page(found, limit, &self.beyond, edge, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {

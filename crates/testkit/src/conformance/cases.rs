@@ -93,6 +93,7 @@ macro_rules! store_conformance {
             read {
                 reading_ahead_comes_in_order_and_in_pages
                 reading_ahead_gives_only_the_shards_asked_for
+                events_beyond_a_cursor_that_stands_are_told_in_turns
                 reading_ahead_leaves_out_what_is_settled_or_waits
                 a_position_stays_before_what_was_not_read
                 a_delayed_event_falls_due

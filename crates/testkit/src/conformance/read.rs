@@ -50,6 +50,33 @@ pub async fn reading_ahead_comes_in_order_and_in_pages<DB: Dialect>(subject: &Su
     assert_eq!(sequences(&page.rows), [next.sequence]);
 }
 
+/// A reader whose memory a few keys fill is told of the others: a few at a time, round and round.
+pub async fn events_beyond_a_cursor_that_stands_are_told_in_turns<DB: Dialect>(
+    subject: &Subject<DB>,
+) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(2)).await;
+    let mut owner = outbox.owner().await;
+    let passed = owner.poll().await;
+    owner.settle(&sent(&passed)).await;
+    let ahead = outbox.enqueue(&events(6)).await;
+    let soon = outbox.enqueue_one(&delayed("soon", SignedDuration::from_hours(1))).await;
+    let all: Vec<i64> = ahead.iter().map(|one| one.sequence).collect();
+    let rows = outbox.store.read_on(&owner.shards(), &owner.position, Limit::rows(100)).await;
+    let taken: Vec<_> = rows.unwrap().rows.drain(..1).collect();
+    owner.settle(&sent(&taken)).await;
+    for expected in [&all[1..3], &all[3..5], &all[5..], &all[1..3]] {
+        let told = outbox
+            .store
+            .read_beyond(&owner.shards(), &owner.position, Limit::rows(2))
+            .await
+            .unwrap();
+        assert_eq!(told, expected, "{} is delayed", soon.sequence);
+    }
+    let hot = outbox.store.read_hot(&all[1..3], &owner.position).await.unwrap();
+    assert!(hot.iter().all(|hot| hot.previous.as_ref().is_some_and(Vec::is_empty)), "{hot:?}");
+}
+
 /// Every event is in one shard, and a reader gets those of its shards alone.
 pub async fn reading_ahead_gives_only_the_shards_asked_for<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
