@@ -151,7 +151,7 @@ impl Driver {
                 self.highest = self.highest.max(row.sequence);
             }
             // What was cut is read again: a walk has not met its keys.
-            if !(reused && matches!(take, Take::OneOfNewKey { .. })) {
+            if !(reused && matches!(take, Take::OneOfNewKey { .. } | Take::OneOfKey(_))) {
                 let (source, lanes) = (&mut self.source, &mut self.lanes);
                 taken = take_behind(source, lanes, destination, take, &page, rows, now);
             }
@@ -424,15 +424,28 @@ pub(crate) fn take_behind(
             if lanes.wants_probe(destination) && !(first && page.caught_up) =>
         {
             let Some(walked) = source.walked(destination) else { return false };
-            match lanes.probe_new_key(destination, rows, walked, now) {
+            let keys = lanes.new_keys(destination, &rows, walked);
+            let probed = lanes.probe_new_key(destination, rows, walked, now);
+            source.met(destination, &keys, |key| lanes.was_tried(destination, key));
+            match probed {
                 Probed::Nothing if first => return true,
-                Probed::Nothing | Probed::OnlyKnown => source.walk_on(destination, page),
+                Probed::Nothing | Probed::OnlyKnown => {
+                    source.walk_on(destination, page, |tried| lanes.next_turn(destination, tried));
+                }
                 Probed::Tried => source.walk_ended(destination),
             }
             false
         }
+        Take::OneOfKey(key) if lanes.wants_probe(destination) => {
+            if lanes.probe_key(destination, key, rows, now) {
+                source.walk_ended(destination);
+            } else {
+                source.is_gone(destination, key);
+            }
+            false
+        }
         // The destination takes events again: first those that the page comes after.
-        Take::OneOfNewKey { first: false } => false,
+        Take::OneOfNewKey { first: false } | Take::OneOfKey(_) => false,
         Take::OneOfNewKey { first: true } | Take::All | Take::One => {
             source.walk_ended(destination);
             lanes.catch_up(destination, rows, now)

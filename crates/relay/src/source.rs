@@ -6,7 +6,7 @@
 //! nothing happens.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -42,6 +42,8 @@ pub(crate) enum Take {
         /// Nothing that was passed over lies before the page.
         first: bool,
     },
+    /// The first event of this key: it was tried longest ago.
+    OneOfKey(i64),
 }
 
 impl NextRead {
@@ -110,6 +112,10 @@ struct Walk {
     pages: u32,
     /// It has found none: any key may be tried.
     ended: bool,
+    /// Where the first events lie of keys that were tried.
+    tried: HashMap<i64, Position>,
+    /// The one of these whose turn it is.
+    again: Option<i64>,
 }
 
 /// The cursor of a destination whose events were passed over: all of them lie ahead of it.
@@ -130,6 +136,11 @@ impl Behind {
         if !probes {
             self.walk = Walk::default();
             return (self.position.clone(), Take::All);
+        }
+        if let Some(key) = self.walk.again
+            && let Some(place) = self.walk.tried.get(&key)
+        {
+            return (place.clone(), Take::OneOfKey(key));
         }
         match &self.walk.place {
             _ if self.walk.ended => (self.position.clone(), Take::One),
@@ -370,23 +381,52 @@ impl Source {
         Some(&mut self.behind.get_mut(&destination)?.walk.keys)
     }
 
-    /// The walk of this destination has found nothing in this page, and goes on after it.
-    pub(crate) fn walk_on(&mut self, destination: u16, page: &Page) {
+    /// The page that the walk of this destination has read brings the first events of these keys, as far as it has
+    /// not met them before. Remembers where those lie that were tried.
+    pub(crate) fn met(&mut self, destination: u16, keys: &[i64], was_tried: impl Fn(i64) -> bool) {
+        let Some(Behind { walk, position, .. }) = self.behind.get_mut(&destination) else { return };
+        let place = walk.place.as_ref().unwrap_or(position);
+        for key in keys.iter().filter(|key| was_tried(**key)) {
+            walk.tried.insert(*key, place.clone());
+        }
+        walk.tried.retain(|key, _| was_tried(*key));
+    }
+
+    /// The walk of this destination has found nothing in this page, and goes on after it. Once it has ended, it is
+    /// the turn of the key that `choose` names among those that were tried.
+    pub(crate) fn walk_on(
+        &mut self,
+        destination: u16,
+        page: &Page,
+        choose: impl FnOnce(Vec<i64>) -> Option<i64>,
+    ) {
         let Some(Behind { walk, .. }) = self.behind.get_mut(&destination) else { return };
         if page.caught_up || walk.keys.len() > WALKED_KEYS {
-            *walk = Walk { ended: true, ..Walk::default() };
-            return;
+            let tried = std::mem::take(&mut walk.tried);
+            *walk = Walk { ended: true, tried, ..Walk::default() };
+        } else {
+            walk.place = Some(page.position.clone());
+            walk.pages += 1;
+            walk.ended = walk.pages >= WALKED_PAGES;
         }
-        walk.place = Some(page.position.clone());
-        walk.pages += 1;
-        walk.ended = walk.pages >= WALKED_PAGES;
+        if walk.ended {
+            walk.again = choose(walk.tried.keys().copied().collect());
+        }
+    }
+
+    /// No event of this key can be tried where one was met: any key may be.
+    pub(crate) fn is_gone(&mut self, destination: u16, key: i64) {
+        if let Some(Behind { walk, .. }) = self.behind.get_mut(&destination) {
+            walk.tried.remove(&key);
+            walk.again = None;
+        }
     }
 
     /// The destination is being tried, or there is nothing to try it with. The next walk goes on where this
     /// one has come to.
     pub(crate) fn walk_ended(&mut self, destination: u16) {
         if let Some(Behind { walk, .. }) = self.behind.get_mut(&destination) {
-            (walk.pages, walk.ended) = (0, false);
+            (walk.pages, walk.ended, walk.again) = (0, false, None);
         }
     }
 
@@ -622,16 +662,16 @@ mod tests {
         source.position.sequence = 1_000_000;
         source.fall_behind(3, 101);
         assert_eq!(probe(&mut source, now), (100, Take::OneOfNewKey { first: true }));
-        source.walk_on(3, &page(200, false));
+        source.walk_on(3, &page(200, false), |_| None);
         for walked in 2..=WALKED_PAGES {
             let from = i64::from(walked) * 100;
             assert_eq!(probe(&mut source, now), (from, Take::OneOfNewKey { first: false }));
-            source.walk_on(3, &page(from + 100, false));
+            source.walk_on(3, &page(from + 100, false), |_| None);
         }
         assert_eq!(probe(&mut source, now), (100, Take::One), "there is none so far");
         source.walk_ended(3);
         assert_eq!(probe(&mut source, now), (2_100, Take::OneOfNewKey { first: false }));
-        source.walk_on(3, &page(2_150, true));
+        source.walk_on(3, &page(2_150, true), |_| None);
         assert_eq!(probe(&mut source, now), (100, Take::One), "there is none");
         source.walk_ended(3);
         assert_eq!(probe(&mut source, now), (100, Take::OneOfNewKey { first: true }), "again");
@@ -645,7 +685,7 @@ mod tests {
         source.position.sequence = 1_000_000;
         source.fall_behind(3, 101);
         source.walked(3).unwrap().insert(7);
-        source.walk_on(3, &page(200, false));
+        source.walk_on(3, &page(200, false), |_| None);
         source.fall_behind(3, 150);
         assert_eq!(probe(&mut source, now), (200, Take::OneOfNewKey { first: false }));
         source.fall_behind(3, 51);

@@ -17,8 +17,9 @@
 //! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
 //! longer each time, one event goes alone; probes go round the keys. One that has no answer after a
 //! while stays under way and lets the next key try. When all keys of the first page were tried, the next
-//! pages are looked through for one that was not: a key with many events hides no other. When one is
-//! accepted, the destination's own cursor reads on from the first event that was passed over.
+//! pages are looked through for one that was not: a key with many events hides no other. If there is none, the
+//! key goes that was tried longest ago, wherever its first event was met. When one is accepted, the
+//! destination's own cursor reads on from the first event that was passed over.
 //!
 //! # When things fail
 //!
@@ -30,10 +31,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posthaste_core::{store::Fetched, transport::Outcome};
+use posthaste_core::{Key, store::Fetched, transport::Outcome};
 
 use super::{
-    Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, hung::Hung,
+    LaneId, Lanes, Offered, Origin, State, UNAVAILABLE_WAIT, destination::Destination, hung::Hung,
     lane::Block,
 };
 
@@ -352,6 +353,43 @@ impl Lanes {
         }
         walked.extend(keys);
         if any { Probed::OnlyKnown } else { Probed::Nothing }
+    }
+
+    /// Tries the destination with the first of these that is of this key. Gives whether it goes.
+    pub fn probe_key(
+        &mut self,
+        destination: u16,
+        key: i64,
+        rows: Vec<Fetched>,
+        now: Instant,
+    ) -> bool {
+        let (mut of_it, _) = self.first_of_keys(destination, rows, &HashSet::new());
+        of_it.retain(|(of, _)| *of == key);
+        self.probe_with_one_of(destination, of_it, now);
+        !self.wants_probe(destination)
+    }
+
+    /// The keys of those of these that go to this destination, without those that were met before.
+    pub fn new_keys(&self, destination: u16, rows: &[Fetched], met: &HashSet<i64>) -> Vec<i64> {
+        let here = rows.iter().filter(|row| self.destination_for(row) == destination);
+        let keys = here.map(|row| row.key.map_or(row.sequence, |key| key.0));
+        keys.filter(|key| !met.contains(key)).collect()
+    }
+
+    /// Whether the destination was tried with this key, and that is remembered.
+    pub fn was_tried(&self, destination: u16, key: i64) -> bool {
+        self.destinations[usize::from(destination)].breaker.turn(key).is_some()
+    }
+
+    /// Whose turn it is of these: the key that was tried longest ago, of those whose next event can go now.
+    pub fn next_turn(&self, destination: u16, keys: Vec<i64>) -> Option<i64> {
+        let breaker = &self.destinations[usize::from(destination)].breaker;
+        let goes = |key: Key| {
+            let lane = self.lanes.get(&LaneId { destination, key });
+            !self.is_paused(Some(key))
+                && lane.is_none_or(|lane| lane.block == Block::Open && !lane.busy())
+        };
+        keys.into_iter().filter(|key| goes(Key(*key))).min_by_key(|key| breaker.turn(*key))
     }
 
     fn probe_with_one_of(&mut self, destination: u16, rows: Vec<(i64, Fetched)>, now: Instant) {

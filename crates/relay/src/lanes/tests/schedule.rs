@@ -11,6 +11,7 @@ use crate::{
     source::{Source, Take},
 };
 
+mod liveness;
 mod outcomes;
 mod owners;
 mod reads;
@@ -283,8 +284,8 @@ impl World {
         assert_eq!(self.lanes.breakers_open(), 1);
     }
 
-    /// Lets everything end well, and checks that nothing is left.
-    fn finish(&mut self) {
+    /// Lets everything end well, and checks that nothing is left. One key is refused until the others are done.
+    fn finish(&mut self, refused: Option<u8>) {
         self.up = [true; 2];
         self.lanes.pause(&BTreeSet::new(), &BTreeSet::new(), self.now);
         (self.paused_keys, self.paused) = (BTreeSet::new(), BTreeSet::new());
@@ -308,7 +309,7 @@ impl World {
             }
             self.dispatch(10);
             while !self.in_flight.is_empty() {
-                self.outcome(0, 7);
+                self.refuse(refused);
             }
             self.begin_settle(true);
             self.end_settle();
@@ -401,6 +402,7 @@ proptest! {
         actions in prop::collection::vec((any::<u8>(), any::<u8>()), 1..300),
         park in any::<bool>(),
         most_lanes in prop::sample::select(vec![1, 1, 3, 1_000]),
+        refused in prop::option::of(0..KEYS as u8),
         (global, chosen, keys) in prop_oneof![
             3 => (any::<bool>(), any::<u32>(), 1..=KEYS),
             1 => (Just(false), Just(OUTAGES), Just(KEYS)),
@@ -416,6 +418,6 @@ proptest! {
             act(&mut world, kinds[usize::from(kind) % kinds.len()], pick);
             world.check_counts();
         }
-        world.finish();
+        world.finish(refused);
     }
 }

@@ -68,6 +68,24 @@ impl World {
         self.note_skipped();
     }
 
+    /// A batch is accepted but for what is of this key, as long as others are not done.
+    pub(super) fn refuse(&mut self, key: Option<u8>) {
+        let Some(batch) = self.in_flight.pop() else { return };
+        let others = self.table.values().any(|stored| !stored.is_done() && Some(stored.key) != key);
+        let mut outcomes = Vec::new();
+        let mut failed = false;
+        for sequence in batch {
+            failed |= others && Some(self.table[&sequence].key) == key;
+            if !failed && !self.acknowledged.contains(&sequence) {
+                self.acknowledged.push(sequence);
+            }
+            let outcome = if failed { Outcome::retry("no") } else { Outcome::Delivered };
+            outcomes.push((sequence, outcome));
+        }
+        self.lanes.published(outcomes, self.now);
+        self.note_skipped();
+    }
+
     /// Outcomes are written now, or on the way for a while.
     pub(super) fn begin_settle(&mut self, written: bool) {
         if self.settling.is_some() {
