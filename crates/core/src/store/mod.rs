@@ -57,8 +57,8 @@ pub use self::{
     },
     operate::{Operate, Purged, Selection},
     read::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, Identity, LaneKey, Limit, Page,
-        Position, Read, Wait,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, Identity, LaneKey, LeaveOut, Limit,
+        Page, Position, Read, Wait,
     },
     schema::Schema,
     settle::{Fence, Held, Settle, SettleReport, Settlement, Verdict},

@@ -132,6 +132,15 @@ pub struct DueKey {
     pub sequence: i64,
 }
 
+/// What a read of due events leaves out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeaveOut {
+    /// Replays.
+    pub replays: bool,
+    /// Retries and suspects that were last handed, or to be handed, to a destination of one of these names.
+    pub destinations: Vec<String>,
+}
+
 /// Rows whose time has come.
 #[derive(Debug)]
 pub struct Due {
@@ -236,7 +245,19 @@ pub trait Read: Send + Sync {
 
     /// The events of these shards whose `not_before` has passed: delayed, retried, replayed,
     /// suspect, and held ones that an operator set free. Those after `after`, the longest due first.
-    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due>;
+    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+        self.read_due_but(shards, after, limit, &LeaveOut::default()).await
+    }
+
+    /// The same without those that could not be handed over now: however many these are, what falls due after
+    /// them is read soon.
+    async fn read_due_but(
+        &self,
+        shards: &[u16],
+        after: Option<DueKey>,
+        limit: Limit,
+        but: &LeaveOut,
+    ) -> Result<Due>;
 
     /// These rows by their sequence, each with the unsettled events of its key that a reader who
     /// stands at `from` may not know, all of one moment. Rows that wait, are settled, or were rolled

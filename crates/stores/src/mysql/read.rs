@@ -13,8 +13,8 @@ use futures_util::TryStreamExt;
 use posthaste_core::{
     Key, Result,
     store::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
-        Wait,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, LeaveOut, Limit, Page,
+        Position, Read, Wait,
     },
 };
 use sqlx::{
@@ -183,7 +183,13 @@ impl Read for MySqlStore {
         tracker::join(positions)
     }
 
-    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+    async fn read_due_but(
+        &self,
+        shards: &[u16],
+        after: Option<DueKey>,
+        limit: Limit,
+        but: &LeaveOut,
+    ) -> Result<Due> {
         const DOING: &str = "reading due events";
 
         if shards.is_empty() {
@@ -193,7 +199,10 @@ impl Read for MySqlStore {
         let limit = self.fewer(limit);
         let walk = due_walk(&self.tables, &mut session, after).await.map_err(failed(DOING))?;
         let query = bind_shards(sqlx::query(self.listing(DUE, shards.len())), shards);
-        let query = bind_due_key(bind_due_key(query, after), walk.due).bind(limit.rows as u64);
+        let query = bind_due_key(bind_due_key(query, after), walk.due)
+            .bind(but.replays)
+            .bind(serde_json::json!(but.destinations).to_string())
+            .bind(limit.rows as u64);
         let found = self.page(&mut session, query, limit, DOING).await?;
         let query = bind_shards(sqlx::query(self.listing(NEXT_DUE, shards.len())), shards);
         let next: Option<i64> = bind_due_key(query, walk.next)
@@ -502,7 +511,10 @@ const DUE: &str = concat!(
     up_to_due_key!(),
     " and ",
     unsettled!(),
-    " order by e.not_before, e.sequence limit ?"
+    " and (e.wait is null or not (e.wait = 'replay' and ?
+        or e.wait in ('retry', 'suspect')
+        and coalesce(json_contains(?, json_quote(e.destination)), 0)))
+    order by e.not_before, e.sequence limit ?"
 );
 
 const NEXT_DUE: &str = concat!(

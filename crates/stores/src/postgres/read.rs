@@ -7,8 +7,8 @@ use futures_util::TryStreamExt;
 use posthaste_core::{
     Error, ErrorKind, Key, Result,
     store::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
-        Wait,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, LeaveOut, Limit, Page,
+        Position, Read, Wait,
     },
 };
 use sqlx::{
@@ -340,7 +340,13 @@ impl Read for PostgresStore {
         context::join(positions)
     }
 
-    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+    async fn read_due_but(
+        &self,
+        shards: &[u16],
+        after: Option<DueKey>,
+        limit: Limit,
+        but: &LeaveOut,
+    ) -> Result<Due> {
         // `statement_timestamp()` is the time of the statement and, unlike `clock_timestamp()`,
         // one that an index scan can start from. The last row of a walk comes along whatever it is: it says
         // where the next walk begins.
@@ -381,7 +387,10 @@ impl Read for PostgresStore {
                         select * from (
                             select e.*, (e.shard = any($1) and ",
             unsettled!(),
-            ") as wanted, row_number() over (order by e.not_before, e.sequence) as number
+            " and (e.wait is null or not (e.wait = 'replay' and $6
+                                    or e.wait in ('retry', 'suspect')
+                                        and coalesce(e.destination = any($7), false)))) as wanted,
+                                row_number() over (order by e.not_before, e.sequence) as number
                             from {events} e
                             where e.not_before <= statement_timestamp()
                               and (e.not_before, e.sequence) > ($4, $5)
@@ -412,6 +421,8 @@ impl Read for PostgresStore {
             .bind(bytes(limit.bytes))
             .bind(Micros(after.at))
             .bind(after.sequence)
+            .bind(but.replays)
+            .bind(&but.destinations)
             .try_map(|row: PgRow| {
                 next = row.try_get(COLUMNS)?;
                 let Some(event) = event(&row)? else { return Ok(None) };

@@ -7,8 +7,8 @@ use futures_util::{StreamExt, stream::BoxStream};
 use posthaste_core::{
     Key, Result,
     store::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, Limit, Page, Position, Read,
-        Wait,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, HotRow, LaneKey, LeaveOut, Limit, Page,
+        Position, Read, Wait,
     },
 };
 use sqlx::{Row, sqlite::SqliteRow};
@@ -90,7 +90,13 @@ impl Read for SqliteStore {
         first.cloned().unwrap_or_default()
     }
 
-    async fn read_due(&self, shards: &[u16], after: Option<DueKey>, limit: Limit) -> Result<Due> {
+    async fn read_due_but(
+        &self,
+        shards: &[u16],
+        after: Option<DueKey>,
+        limit: Limit,
+        but: &LeaveOut,
+    ) -> Result<Due> {
         // A walk over so many settled events ends, and its last row says where the next one begins.
         const WALK: &str = concat!(
             "select not_before, sequence from {events}
@@ -108,7 +114,9 @@ impl Read for SqliteStore {
             now!(),
             " and (not_before, sequence) > (?1, ?2) and (not_before, sequence) <= (?4, ?5) and ",
             unsettled!(),
-            "
+            " and (wait is null or not (wait = 'replay' and ?6
+                or wait in ('retry', 'suspect')
+                and coalesce(destination in (select value from json_each(?7)), 0)))
             order by not_before, sequence
             limit ?3"
         );
@@ -150,7 +158,9 @@ impl Read for SqliteStore {
             .bind(after.sequence)
             .bind(limit.rows as i64)
             .bind(up_to.at)
-            .bind(up_to.sequence);
+            .bind(up_to.sequence)
+            .bind(but.replays)
+            .bind(list(but.destinations.iter().cloned()));
         let mut last = None;
         let (rows, cut) = page(query.fetch(&self.reader), limit, |row| {
             let event = fetched(row)?;

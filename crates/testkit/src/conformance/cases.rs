@@ -98,6 +98,7 @@ macro_rules! store_conformance {
                 a_position_stays_before_what_was_not_read
                 a_delayed_event_falls_due
                 the_longest_due_comes_first
+                due_events_that_cannot_go_now_are_left_out
                 due_events_come_in_pages_whatever_becomes_of_them
                 a_due_event_behind_very_many_others_is_found
                 a_delayed_event_that_is_due_keeps_its_place

@@ -4,8 +4,10 @@ use std::{collections::BTreeSet, fmt::Display, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
-    Event, Key,
-    store::{Blocked, LaneKey, Limit, Position, Verdict, Wait},
+    Event, Key, Status,
+    store::{
+        Blocked, Filter, LaneKey, LeaveOut, Limit, Position, Selection, Settlement, Verdict, Wait,
+    },
 };
 use posthaste_stores::Dialect;
 
@@ -184,6 +186,43 @@ pub async fn the_longest_due_comes_first<DB: Dialect>(subject: &Subject<DB>) {
         found.extend(sequences(&due.rows));
     }
     assert_eq!(found, BTreeSet::from_iter(expected));
+}
+
+/// What could not be handed over now is left out of a read of due events, and a page is filled with what comes after.
+pub async fn due_events_that_cannot_go_now_are_left_out<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.enqueue(&events(5)).await;
+    let mut owner = outbox.owner().await;
+    let rows = owner.poll().await;
+    let elsewhere = |mut settlement: Settlement| {
+        if let Verdict::Retry { destination, .. } = &mut settlement.verdict {
+            "elsewhere, \"quoted\"".clone_into(destination);
+        }
+        settlement
+    };
+    owner.settle(&[dead(&rows[0]), dead(&rows[1])]).await;
+    let these = Filter { status: Some(Status::Dead), ..Filter::default() };
+    outbox.store.replay(&Selection::Matching { filter: these, limit: 10 }).await.unwrap();
+    owner.settle(&[retry(&rows[2], 1, Duration::ZERO), suspect(&rows[3], 0)]).await;
+    owner.settle(&[elsewhere(retry(&rows[4], 1, Duration::ZERO))]).await;
+    let delayed = delayed("delayed", SignedDuration::from_hours(-1));
+    let delayed = outbox.enqueue_one(&delayed).await.sequence;
+
+    let due = async |replays, destinations: &[&str], rows| {
+        let destinations = destinations.iter().map(|name| (*name).to_owned()).collect();
+        let but = LeaveOut { replays, destinations };
+        let (shards, limit) = (owner.shards(), Limit::rows(rows));
+        let due = outbox.store.read_due_but(&shards, None, limit, &but).await.unwrap();
+        let mut due = sequences(&due.rows);
+        due.sort_unstable();
+        due
+    };
+    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(|index: usize| rows[index].sequence);
+    assert_eq!(due(false, &[], 10).await, [a, b, c, d, e, delayed]);
+    assert_eq!(due(true, &[], 4).await, [c, d, e, delayed]);
+    assert_eq!(due(false, &[BROKER], 4).await, [a, b, e, delayed]);
+    assert_eq!(due(true, &[BROKER, "nobody"], 2).await, [e, delayed]);
+    assert_eq!(due(true, &[BROKER, "elsewhere, \"quoted\""], 1).await, [delayed]);
 }
 
 /// What waits for its lane or for an operator never falls due by itself.
