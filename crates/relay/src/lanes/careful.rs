@@ -1,58 +1,72 @@
 //! Suspects: events that may have killed the relay that had them.
 //!
-//! They are recorded before each dispatch, few at a time, so that the next crash names the few. Those
-//! are then tried one by one, each with an attempt that is counted before it goes: the innocent are
+//! They are recorded before each dispatch, few at a time for each destination, so that the next crash names the few: one
+//! that does not answer keeps no other waiting. Those that were named are then tried one by one, each with an attempt that is counted before it goes: the innocent are
 //! delivered, and only the guilty one gathers attempts until it is dead. What was never alone when
 //! its relay died has no attempt for it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use posthaste_core::Envelope;
 
 use crate::hash::IntMap;
 
-/// How many suspects of an unknown past are recorded and dispatched together.
+/// How many suspects of an unknown past are recorded and dispatched together to one destination.
 const GROUP: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Careful {
-    /// May have been in flight when a relay died.
-    maybe: VecDeque<Envelope>,
+    /// May have been in flight when a relay died, by their destination.
+    maybe: BTreeMap<u16, VecDeque<Envelope>>,
     /// Were in flight when a relay died.
-    surely: VecDeque<Envelope>,
+    surely: VecDeque<(u16, Envelope)>,
     /// They are being recorded.
     recording: IntMap<i64, Envelope>,
     /// Recorded, ready to go.
     ready: VecDeque<Envelope>,
-    /// The present group: everything recorded whose outcome is not known.
-    group: BTreeSet<i64>,
+    /// The present group of each destination: everything recorded whose outcome is not known.
+    groups: BTreeMap<u16, BTreeSet<i64>>,
+    /// It is one that was in flight when a relay died, and no other goes beside it.
+    alone: bool,
 }
 
 impl Careful {
-    pub(super) fn push(&mut self, envelope: Envelope, surely: bool) {
-        if surely { &mut self.surely } else { &mut self.maybe }.push_back(envelope);
+    pub(super) fn push(&mut self, destination: u16, envelope: Envelope, surely: bool) {
+        if surely {
+            self.surely.push_back((destination, envelope));
+        } else {
+            self.maybe.entry(destination).or_default().push_back(envelope);
+        }
     }
 
-    /// Starts the next group when the last one is done: gives the sequences to be recorded, and whether
-    /// it is one alone that was in flight when a relay died.
-    pub(super) fn next_group(&mut self) -> (Vec<i64>, bool) {
-        if !self.group.is_empty() {
+    /// Starts the next group of each destination whose last one is done: gives the sequences to be recorded, and
+    /// whether it is one alone that was in flight when a relay died.
+    pub(super) fn next_groups(&mut self) -> (Vec<i64>, bool) {
+        if !self.groups.is_empty() && (self.alone || !self.surely.is_empty()) {
             return (Vec::new(), false);
         }
-        let (group, alone): (Vec<Envelope>, bool) = match self.surely.pop_front() {
-            Some(one) => (vec![one], true),
-            None => (self.maybe.drain(..self.maybe.len().min(GROUP)).collect(), false),
-        };
-        let sequences = group
-            .into_iter()
-            .map(|envelope| {
-                let sequence = envelope.sequence;
-                self.group.insert(sequence);
-                self.recording.insert(sequence, envelope);
-                sequence
-            })
-            .collect();
-        (sequences, alone)
+        let one = self.surely.pop_front();
+        self.alone = one.is_some();
+        if let Some((destination, one)) = one {
+            return (self.start(destination, vec![one]), true);
+        }
+        let mut next = Vec::new();
+        for (destination, waiting) in &mut self.maybe {
+            if !self.groups.contains_key(destination) {
+                let group: Vec<Envelope> = waiting.drain(..waiting.len().min(GROUP)).collect();
+                next.push((*destination, group));
+            }
+        }
+        self.maybe.retain(|_, waiting| !waiting.is_empty());
+        let started = next.into_iter().map(|(destination, group)| self.start(destination, group));
+        (started.flatten().collect(), false)
+    }
+
+    fn start(&mut self, destination: u16, group: Vec<Envelope>) -> Vec<i64> {
+        let sequences: Vec<i64> = group.iter().map(|envelope| envelope.sequence).collect();
+        self.groups.entry(destination).or_default().extend(&sequences);
+        self.recording.extend(sequences.iter().copied().zip(group));
+        sequences
     }
 
     pub(super) fn recorded(&mut self, sequence: i64) {
@@ -68,21 +82,31 @@ impl Careful {
 
     /// Its outcome is known, or it is no longer ours.
     pub(super) fn done(&mut self, sequence: i64) {
-        if !self.group.is_empty() {
-            self.group.remove(&sequence);
-            self.recording.remove(&sequence);
+        if self.groups.is_empty() {
+            return;
         }
+        self.recording.remove(&sequence);
+        self.groups.retain(|_, group| {
+            group.remove(&sequence);
+            !group.is_empty()
+        });
     }
 
     pub(super) fn forget(&mut self, keep: impl Fn(i64) -> bool) {
-        self.maybe.retain(|envelope| keep(envelope.sequence));
-        self.surely.retain(|envelope| keep(envelope.sequence));
+        self.maybe.retain(|_, waiting| {
+            waiting.retain(|envelope| keep(envelope.sequence));
+            !waiting.is_empty()
+        });
+        self.surely.retain(|(_, envelope)| keep(envelope.sequence));
         self.ready.retain(|envelope| keep(envelope.sequence));
         self.recording.retain(|sequence, _| keep(*sequence));
-        self.group.retain(|sequence| keep(*sequence));
+        self.groups.retain(|_, group| {
+            group.retain(|sequence| keep(*sequence));
+            !group.is_empty()
+        });
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.maybe.is_empty() && self.surely.is_empty() && self.group.is_empty()
+        self.maybe.is_empty() && self.surely.is_empty() && self.groups.is_empty()
     }
 }

@@ -209,8 +209,8 @@ impl Lanes {
             Ok(envelope) if may_kill && entry.recorded == Recorded::Nothing => {
                 if let Some(entry) = self.known.get_mut(&sequence) {
                     entry.state = State::Suspect;
+                    self.careful.push(entry.destination, *envelope, was_suspect);
                 }
-                self.careful.push(*envelope, was_suspect);
             }
             Ok(envelope) => {
                 self.start(sequence);
@@ -231,9 +231,9 @@ impl Lanes {
         entry.started = of.started;
     }
 
-    /// Records the next few suspects, when the last few are done.
+    /// Records the next few suspects of each destination, when its last few are done.
     fn start_careful(&mut self) {
-        let (group, alone) = self.careful.next_group();
+        let (group, alone) = self.careful.next_groups();
         for sequence in group {
             let Some(entry) = self.known.get_mut(&sequence) else {
                 continue;

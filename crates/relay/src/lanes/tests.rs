@@ -26,6 +26,7 @@ mod outage;
 mod pause;
 mod release;
 mod schedule;
+mod shares;
 mod spill;
 mod whereabouts;
 
