@@ -78,7 +78,7 @@ pub(super) struct Breaker {
     failures: u32,
     /// The keys of probes since it opened, the last one at the end: the next one is another's.
     probed: Vec<i64>,
-    /// A retry whose key was tried before has made way for another since the last probe.
+    /// A retry or a held event whose key was tried before has made way for another since the last probe.
     made_way: bool,
     /// How many events had been handed over when it opened: what comes later is a probe.
     opened_after: u64,
@@ -173,6 +173,7 @@ impl Breaker {
     pub(super) fn resume(&mut self) {
         self.paused = None;
         self.look_at = None;
+        self.made_way = true;
     }
 
     fn probe(&self) -> Option<i64> {
@@ -192,7 +193,7 @@ impl Breaker {
         self.probed.iter().position(|probed| *probed == key)
     }
 
-    /// A retry would be tried that was tried before: another that is due goes first, if there is one.
+    /// A retry or a held event would be tried whose key was tried before: another goes first, if there is one.
     pub(super) fn makes_way(&mut self, key: i64) -> bool {
         !self.made_way && self.turn(key).is_some() && {
             self.made_way = true;
@@ -267,13 +268,15 @@ impl Lanes {
             next = Some(next.map_or(again, |known| known.min(again)));
         }
         for destination in look {
-            self.release_for_probe(destination);
+            let at = self.release_for_probe(destination, now);
+            next = at.map_or(next, |at| Some(next.map_or(at, |known| known.min(at))));
         }
         next
     }
 
-    /// Perhaps only held events are left to try the destination with: one lane is read back.
-    fn release_for_probe(&mut self, destination: u16) {
+    /// Perhaps only held events are left to try the destination with: one lane is read back. One whose key was tried
+    /// before makes way once for what other reads bring, which take longer. Gives when to look again then.
+    fn release_for_probe(&mut self, destination: u16, now: Instant) -> Option<Instant> {
         let breaker = &self.destinations[usize::from(destination)].breaker;
         let lanes = self.lanes.iter().filter(|(id, lane)| {
             id.destination == destination
@@ -282,9 +285,14 @@ impl Lanes {
                 && self.shards.contains_key(&lane.shard)
                 && !self.is_paused(Some(id.key))
         });
-        if let Some((&id, _)) = lanes.min_by_key(|(id, _)| (breaker.turn(id.key.0), id.key)) {
-            self.request_release(id);
+        let (&id, _) = lanes.min_by_key(|(id, _)| (breaker.turn(id.key.0), id.key))?;
+        let breaker = &mut self.at(destination).breaker;
+        if breaker.makes_way(id.key.0) {
+            breaker.look_at = Some(now + breaker.pause());
+            return breaker.look_at;
         }
+        self.request_release(id);
+        None
     }
 
     /// No event was found to try this destination with: a pause, then again.

@@ -60,3 +60,41 @@ fn a_destination_that_is_back_is_tried_with_every_key() {
         assert!(of_others.clone().all(|(_, stored)| stored.is_done()), "{paused}: {of_others:?}");
     }
 }
+
+/// Its held events are read at once, and what was passed over takes longer.
+#[test]
+fn held_events_of_a_key_leave_probes_to_what_was_passed_over() {
+    let mut world = World::new(OnDead::Skip, false, 1_000);
+    world.write(0, None);
+    world.write(0, None);
+    world.paused_keys.insert(Key(0));
+    world.lanes.pause(&world.paused_keys, &world.paused, world.now);
+    for _ in 0..3 {
+        world.turn(World::fails);
+    }
+    world.write(2, None);
+    for _ in 0..3 {
+        world.turn(World::fails);
+    }
+    assert_eq!(world.lanes.breakers_open(), 1);
+    world.paused_keys.clear();
+    world.lanes.pause(&world.paused_keys, &world.paused, world.now);
+    world.up[0] = true;
+    for _ in 0..60 {
+        // Of two reads that begin at the same time that of the lane ends first.
+        world.now += Duration::from_millis(500);
+        world.lanes.wake_breakers(world.now);
+        world.begin_release();
+        world.begin_catch_up(0);
+        while !world.reads.is_empty() {
+            world.merge_read(0);
+        }
+        world.dispatch(10);
+        while !world.in_flight.is_empty() {
+            world.refuse(Some(0));
+        }
+        world.begin_settle(true);
+        world.end_settle();
+    }
+    assert_eq!(world.table[&3].stand, Stand::Sent, "{:?}", world.lanes.destinations[0]);
+}
