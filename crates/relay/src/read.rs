@@ -220,9 +220,10 @@ impl Driver {
             // It may know of only some of a key's lanes yet, and another of them may come first.
             return;
         }
+        let most_unsettled = SETTLE_BATCHES * self.config.batch;
         while self.releasing < RELEASES {
             let Some(bytes) = self.lanes.budget().small_page() else { break };
-            let Some(next) = self.lanes.next_read_back() else { break };
+            let Some(next) = self.lanes.next_read_back(most_unsettled) else { break };
             let reserved = self.lanes.budget().reserve(bytes);
             self.releasing += 1;
             let store = Arc::clone(&self.store);

@@ -144,16 +144,19 @@ impl Lanes {
         self.releases.push_back(id);
     }
 
-    /// What is to be read of lanes next: releases and looks take turns.
-    pub fn next_read_back(&mut self) -> Option<ReadBack> {
+    /// What is to be read of lanes next: releases and looks take turns. No lane is looked at while so many outcomes wait
+    /// to be written: what a look finds elsewhere than where it belongs is written, too.
+    pub fn next_read_back(&mut self, most_unsettled: usize) -> Option<ReadBack> {
+        let looks = self.unsettled() < most_unsettled;
         self.looks_first = !self.looks_first;
         if self.looks_first
+            && looks
             && let Some(look) = self.next_look()
         {
             return Some(ReadBack::Look(look));
         }
         let release = self.next_release().map(ReadBack::Release);
-        release.or_else(|| self.next_look().map(ReadBack::Look))
+        release.or_else(|| if looks { self.next_look().map(ReadBack::Look) } else { None })
     }
 
     /// A lane whose held followers are to be read; it is due back in [`released`](Self::released).

@@ -185,7 +185,39 @@ fn looks_and_releases_take_turns() {
         let past = Blocked { waiting: false, ..left("was there", 10 + key) };
         lanes.surveyed(0, &past, true);
     }
-    let reads: Vec<_> = std::iter::from_fn(|| lanes.next_read_back()).collect();
+    let reads: Vec<_> = std::iter::from_fn(|| lanes.next_read_back(1)).collect();
     let looks: Vec<bool> = reads.iter().map(|read| matches!(read, ReadBack::Look(_))).collect();
     assert_eq!(looks, [true, false].repeat(4));
+}
+
+/// What they find elsewhere than where it belongs must be written first.
+#[test]
+fn no_lane_is_looked_at_while_many_outcomes_wait_to_be_written() {
+    const MOST: usize = 20;
+    let mut lanes = open(OnDead::Skip);
+    for key in 1..=50 {
+        lanes.surveyed(0, &Blocked { waiting: false, ..left("was there", key) }, true);
+        lanes.surveyed(0, &blocked(100 + key, false, false), true);
+    }
+    let (mut at, mut written) = (0, 0);
+    for _ in 0..100 {
+        let mut releases = 0;
+        while let Some(read) = lanes.next_read_back(MOST) {
+            let ReadBack::Look(look) = read else {
+                releases += 1;
+                continue;
+            };
+            assert!(lanes.unsettled() < MOST);
+            let key = look.lane.key.0 as u8;
+            let page = if look.after.is_some() { 0 } else { 5 };
+            at += page;
+            let rows = (at - page + 1..=at).map(|sequence| held(sequence, key)).collect();
+            lanes.looked(&look, Some(rows));
+        }
+        assert!(written > 0 || releases > 0, "they read what belongs where it is");
+        let batch = lanes.next_settlements(MOST);
+        written += batch.len();
+        lanes.settled(batch.iter().map(|one| one.settlement.sequence), now());
+    }
+    assert_eq!(written, 250, "in the end all of them");
 }
