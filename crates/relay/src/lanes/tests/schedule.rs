@@ -63,6 +63,9 @@ impl Stored {
     }
 }
 
+/// Most events that wait for a destination.
+const QUEUE: usize = 4;
+
 /// How many keys there are.
 const KEYS: usize = 4;
 
@@ -86,7 +89,7 @@ fn two(on_dead: OnDead, global: bool, routes: usize, most_lanes: usize) -> Rules
             let destination = destination_of(key.unwrap_or_default(), routes);
             Ok(Routed { destination, topic: None })
         })),
-        cold_queue: 4,
+        cold_queue: QUEUE,
         most_lanes,
         ..rules(on_dead, global)
     }
@@ -137,6 +140,8 @@ struct World {
     cursor: i64,
     /// What a crash leaves for the next owner.
     mark: i64,
+    /// Nothing after it is handed over.
+    reserved: i64,
     reads: VecDeque<Reading>,
     /// What a read of the hot path says must come first.
     previous: BTreeMap<u64, Vec<i64>>,
@@ -180,6 +185,7 @@ impl World {
             lanes: Lanes::new(two(on_dead, global, 0, most_lanes)),
             cursor: 0,
             mark: 0,
+            reserved: 0,
             reads: VecDeque::new(),
             previous: BTreeMap::new(),
             takes: BTreeMap::new(),
@@ -271,6 +277,7 @@ impl World {
 
     /// One event of a key hangs, and the next one is passed over: two other keys could not be reached.
     fn begin_outage(&mut self) {
+        self.reserved = 10;
         for keys in [&[0][..], &[0, 2, 3]] {
             for key in keys {
                 self.write(*key, None);

@@ -6,7 +6,12 @@ impl World {
     pub(super) fn dispatch(&mut self, max: usize) {
         self.lanes.wake_breakers(self.now);
         for destination in 0..self.lanes.destinations() {
-            let batch = self.lanes.next_batch(destination, max, i64::MAX).0;
+            let (batch, wants) = self.lanes.next_batch(destination, max, self.reserved);
+            assert!(batch.iter().all(|envelope| envelope.sequence <= self.reserved));
+            if wants {
+                // As with the driver's next heartbeat.
+                self.reserved = self.newest() + 2;
+            }
             let mut ahead: BTreeSet<i64> = BTreeSet::new();
             let name = NAMES[self.routes].get(usize::from(destination));
             assert!(batch.is_empty() || !name.is_some_and(|name| self.paused.contains(name)));

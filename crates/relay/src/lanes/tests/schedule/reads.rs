@@ -17,6 +17,7 @@ impl World {
         }
         if origin == Origin::Due {
             self.lanes.due_walk_began();
+            self.lanes.take_due_again();
         }
         let wanted = |stored: &Stored| match origin {
             Origin::Cold | Origin::Hot => stored.is_ahead(self.now),
@@ -33,9 +34,14 @@ impl World {
             let first = pick % found.len();
             found.rotate_left(first);
         }
-        let found = blockers.chain(found.into_iter().take(4));
+        // What blocks everything is read whatever room there is.
+        let room = self.lanes.cold_room(QUEUE).min(4);
+        if room == 0 && !self.lanes.all_blocked() && origin != Origin::Hot {
+            return;
+        }
+        let found = blockers.chain(found.into_iter().take(room.max(1)));
         let rows: Vec<Fetched> = found.map(|(sequence, _)| self.fetched(*sequence)).collect();
-        let until = self.read_until(&rows, 4);
+        let until = self.read_until(&rows, room.max(1));
         let read = self.lanes.read_began();
         self.reads.push_back((read, origin, None, rows, until));
     }
@@ -153,7 +159,8 @@ impl World {
                 self.caught(read, destination, rows, until as u64);
             }
             _ => {
-                self.read_once |= origin == Origin::Cold && rows.len() < 4;
+                let all = rows.last().is_none_or(|last| last.sequence < until);
+                self.read_once |= origin == Origin::Cold && all;
                 let due = origin == Origin::Due;
                 let rows = if due { due_by_now(rows, self.cursor) } else { rows };
                 self.offer(rows, origin);
