@@ -71,10 +71,15 @@ impl Budget {
         Charge { bytes, used: Arc::clone(&self.used), share: share.clone() }
     }
 
-    /// Whether one of so many destinations has what it may have: all of them together leave room for a
-    /// page, so that one that takes its time does not keep the others from theirs.
-    pub(crate) fn is_shared_out(&self, share: &Share, destinations: usize) -> bool {
-        share.0.load(Ordering::Relaxed) >= self.limit / (destinations + 1)
+    /// Whether one of so many destinations has so many sixteenths of what it may have: all of them together leave
+    /// room for a page, so that one that takes its time does not keep the others from theirs.
+    pub(crate) fn is_shared_out(
+        &self,
+        sixteenths: usize,
+        share: &Share,
+        destinations: usize,
+    ) -> bool {
+        share.0.load(Ordering::Relaxed) >= self.limit / (destinations + 1) / 16 * sixteenths
     }
 
     /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
@@ -168,12 +173,12 @@ mod tests {
         let budget = Budget::new(90_000);
         let (slow, quick) = (Share::default(), Share::default());
         let kept: Vec<Charge> = (0..1).map(|_| budget.charge(3_000, &slow)).collect();
-        assert!(!budget.is_shared_out(&slow, 2));
+        assert!(!budget.is_shared_out(16, &slow, 2));
         let one_more = budget.charge(3_000, &slow);
-        assert!(budget.is_shared_out(&slow, 2));
-        assert!(!budget.is_shared_out(&quick, 2));
+        assert!(budget.is_shared_out(16, &slow, 2));
+        assert!(!budget.is_shared_out(16, &quick, 2));
         assert!(budget.page().is_some());
         drop((kept, one_more));
-        assert!(!budget.is_shared_out(&slow, 2));
+        assert!(!budget.is_shared_out(16, &slow, 2));
     }
 }

@@ -68,6 +68,8 @@ pub(crate) enum Done {
     },
     Due {
         read: u64,
+        /// On the walk that waits for room for replays.
+        replays: bool,
         due: Result<Due>,
         reserved: Charge,
     },
@@ -479,11 +481,19 @@ impl Driver {
                 }
                 self.lanes.read_merged(read);
             }
-            Done::Due { read, due, reserved } => {
+            Done::Due { read, replays, due, reserved } => {
                 drop(reserved);
                 if let Some(mut due) = self.came(due, "reading due events", now) {
                     let news = self.offer_due(std::mem::take(&mut due.rows));
-                    self.source.read_due(&due, now, news);
+                    let left = self.lanes.take_left_replays();
+                    if replays {
+                        self.source.read_replays(&due, news, left);
+                    } else {
+                        if left.is_some() {
+                            self.source.leave_replays();
+                        }
+                        self.source.read_due(&due, now, news);
+                    }
                 }
                 self.lanes.read_merged(read);
             }

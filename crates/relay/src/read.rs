@@ -9,8 +9,8 @@ use std::{
 use posthaste_core::{
     Error, ErrorKind, Result,
     store::{
-        Blocked, BlockedLanes, Due, DueKey, Fetched, LaneKey, Limit, Page, RelayOrdering, RowLease,
-        Store,
+        Blocked, BlockedLanes, Due, DueKey, Fetched, LaneKey, LeaveOut, Limit, Page, RelayOrdering,
+        RowLease, Store,
     },
 };
 
@@ -77,6 +77,13 @@ impl Driver {
         let shards = self.shards.reading();
         let store = Arc::clone(&self.store);
         let blocked = self.lanes.all_blocked();
+        let but = match &next {
+            NextRead::Due(..) | NextRead::Replays(..) => LeaveOut {
+                replays: matches!(next, NextRead::Due(..)) && self.source.has_replays(),
+                destinations: self.left_out(),
+            },
+            _ => LeaveOut::default(),
+        };
         let deadline = self.config.deadline();
         self.tasks.spawn(async move {
             match next {
@@ -89,8 +96,13 @@ impl Driver {
                     Done::Late { read, generation, page, reserved }
                 }
                 NextRead::Due(after, limit) => {
-                    let due = read_due(&*store, &shards, after, limit, blocked);
-                    Done::Due { read, due: within(deadline, due).await, reserved }
+                    let due = read_due(&*store, &shards, after, limit, blocked, &but);
+                    let due = within(deadline, due).await;
+                    Done::Due { read, replays: false, due, reserved }
+                }
+                NextRead::Replays(after, limit) => {
+                    let due = store.read_due_but(&shards, after, limit, &but);
+                    Done::Due { read, replays: true, due: within(deadline, due).await, reserved }
                 }
                 NextRead::Behind { destination, from, limit, take } => {
                     let page = within(deadline, store.read_on(&shards, &from, limit)).await;
@@ -100,11 +112,16 @@ impl Driver {
         });
     }
 
+    /// Destinations whose retries are not read now.
+    fn left_out(&mut self) -> Vec<String> {
+        if self.source.leaves_out() { self.lanes.left_out() } else { Vec::new() }
+    }
+
     /// How much the next read may bring.
     fn room(&self) -> Room {
         let (batch, limit) = (self.config.batch, self.config.cold_queue);
         let half = batch.div_ceil(2);
-        let (cold, due) = (self.lanes.cold_room(limit), self.lanes.due_room(limit));
+        let cold = self.lanes.cold_room(limit);
         let mut behind = Vec::new();
         let least = half.min(backlog_limit(limit));
         for destination in self.source.behind() {
@@ -119,8 +136,8 @@ impl Driver {
         let (cold, due, least) = match self.lanes.feed() {
             // A claim of more would only be given back.
             Feed::Probes if self.by_rows() => (1, 1, 1),
-            Feed::Flows | Feed::Probes => (cold, due, half),
-            Feed::Stands => (0, due, half),
+            Feed::Flows | Feed::Probes => (cold, cold, half),
+            Feed::Stands => (0, cold, half),
         };
         // Without a byte in memory one event may pass, however large it is.
         let bytes = self.lanes.budget().page();
@@ -128,7 +145,8 @@ impl Driver {
             // What is read and cannot go is written back: writing has to keep up.
             return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
         }
-        Room { cold, due, blocked: self.lanes.all_blocked(), behind, bytes, least }
+        let replays = self.lanes.replay_room(limit);
+        Room { cold, due, replays, blocked: self.lanes.all_blocked(), behind, bytes, least }
     }
 
     /// The cursor of one destination has read.
@@ -556,8 +574,9 @@ async fn read_due(
     after: Option<DueKey>,
     limit: Limit,
     blocked: bool,
+    but: &LeaveOut,
 ) -> Result<Due> {
-    let mut due = store.read_due(shards, after, limit).await?;
+    let mut due = store.read_due_but(shards, after, limit, but).await?;
     if blocked {
         let mut rows = store.read_blockers(Limit { rows: BLOCKERS, ..limit }).await?;
         rows.append(&mut due.rows);

@@ -48,7 +48,9 @@ impl Driver {
                     within(deadline, expired).await.map(Claimed::Expired)
                 }
                 // What is passed over under row leases is written back instead: nobody is behind.
-                NextRead::Due(..) | NextRead::Behind { .. } => Ok(Claimed::Expired(None)),
+                NextRead::Due(..) | NextRead::Replays(..) | NextRead::Behind { .. } => {
+                    Ok(Claimed::Expired(None))
+                }
             };
             Done::Claimed { claim, next, claimed, reserved }
         });

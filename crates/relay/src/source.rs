@@ -21,6 +21,8 @@ pub(crate) enum NextRead {
     Late(Position, Limit),
     /// What is due after this one.
     Due(Option<DueKey>, Limit),
+    /// The same, on the walk that goes on when there is room for replays.
+    Replays(Option<DueKey>, Limit),
     /// The cursor of one destination.
     Behind {
         destination: u16,
@@ -53,6 +55,7 @@ impl NextRead {
             Self::Ahead(_, limit)
             | Self::Late(_, limit)
             | Self::Due(_, limit)
+            | Self::Replays(_, limit)
             | Self::Behind { limit, .. } => *limit,
         }
     }
@@ -61,6 +64,7 @@ impl NextRead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Due,
+    Replays,
     Late,
     Ahead,
     Behind,
@@ -73,6 +77,8 @@ pub(crate) struct Room {
     pub(crate) cold: usize,
     /// Whose time has come.
     pub(crate) due: usize,
+    /// Which an operator sends again.
+    pub(crate) replays: usize,
     /// Everything waits behind one event, which is to be read back whatever room there is.
     pub(crate) blocked: bool,
     /// For destinations that have fallen behind.
@@ -95,6 +101,10 @@ pub(crate) struct RoomBehind {
 /// So many pages are walked over for one probe, so that it costs the same however long the destination is
 /// down.
 const WALKED_PAGES: u32 = 20;
+
+/// So often a walk over what is due leaves nothing out that names a destination: with other routes than when it
+/// failed, an event may go elsewhere.
+const DUE_WHOLE: Duration = Duration::from_mins(1);
 
 /// Most keys that a walk remembers; then it begins anew.
 const WALKED_KEYS: usize = 10_000;
@@ -150,6 +160,22 @@ impl Behind {
     }
 }
 
+/// A walk over what is due that stands until there is room for replays: an operator can send a million again. As
+/// long as there is one, the walk over everything else that is due leaves replays out.
+#[derive(Debug, Default)]
+struct Replays {
+    /// Where it goes on.
+    after: Option<DueKey>,
+    /// Its next page may be read: a poll came, or something of the last one goes.
+    wanted: bool,
+    /// Replays were left in the table since it began: it begins anew when it ends.
+    left: bool,
+    /// One of them though its destination takes events.
+    waits: bool,
+    /// The last round has left only replays whose destinations take nothing.
+    stands: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Source {
     position: Position,
@@ -177,6 +203,12 @@ pub(crate) struct Source {
     due_after: Option<DueKey>,
     /// Something may have fallen due before the place where the walk is: another walk follows.
     due_again: bool,
+    /// There were more replays than there is room for.
+    replays: Option<Replays>,
+    /// The walk over what is due leaves nothing out that names a destination.
+    due_whole: bool,
+    /// When the next one does so; `None` at once.
+    due_whole_at: Option<Instant>,
     /// Most rows of a page: fewer after a read that was not answered in time.
     page: usize,
     batch: usize,
@@ -209,6 +241,9 @@ impl Source {
             due_at: None,
             due_after: None,
             due_again: false,
+            replays: None,
+            due_whole: true,
+            due_whole_at: None,
             page: config.batch,
             batch: config.batch,
             busy_interval: config.busy_interval,
@@ -233,7 +268,8 @@ impl Source {
 
     /// Everything visible was read once, and nothing has been announced since.
     pub(crate) fn exhausted(&self) -> bool {
-        self.caught_up && !self.reading && !self.ahead && !self.late && !self.due
+        let replays = self.replays.as_ref().is_some_and(|walk| !walk.stands);
+        self.caught_up && !self.reading && !self.ahead && !self.late && !self.due && !replays
     }
 
     /// What is due has been read.
@@ -241,9 +277,26 @@ impl Source {
         !self.reading && !self.due
     }
 
-    /// Where the walk over what is due goes on.
-    pub(crate) fn due_position(&self) -> Option<DueKey> {
-        self.due_after
+    /// Where the walks over what is due go on.
+    pub(crate) fn due_positions(&self) -> [Option<DueKey>; 2] {
+        [self.due_after, self.replays.as_ref().and_then(|walk| walk.after)]
+    }
+
+    /// Retries of destinations that take nothing may be left out of the read of what is due that begins.
+    pub(crate) fn leaves_out(&self) -> bool {
+        !self.due_whole
+    }
+
+    /// Replays come through a walk of their own.
+    pub(crate) fn has_replays(&self) -> bool {
+        self.replays.is_some()
+    }
+
+    /// A replay of the page that was read of due events stays in the table: there is no room for it. Called
+    /// before the walk goes on.
+    pub(crate) fn leave_replays(&mut self) {
+        let after = self.due_after;
+        self.replays.get_or_insert_with(|| Replays { after, wanted: true, ..Replays::default() });
     }
 
     /// All that was visible at the last read ahead has been read.
@@ -270,7 +323,7 @@ impl Source {
         self.caught_up = false;
         self.walking = false;
         (self.ahead, self.late, self.due) = (true, true, true);
-        self.due_after = None;
+        (self.due_after, self.replays, self.due_whole_at) = (None, None, None);
         // Whose events of the new shards are in hand, nobody knows yet.
         self.generations += 1;
         for behind in self.behind.values_mut() {
@@ -287,7 +340,7 @@ impl Source {
         self.walking = false;
         self.position = Position::default();
         self.caught_up = false;
-        self.due_after = None;
+        (self.due_after, self.replays) = (None, None);
         self.behind.clear();
     }
 
@@ -448,6 +501,9 @@ impl Source {
         }
         if now >= self.poll_at {
             (self.ahead, self.late, self.due) = (true, true, true);
+            if let Some(walk) = &mut self.replays {
+                walk.wanted = true;
+            }
             self.pause = if self.found {
                 self.busy_interval
             } else {
@@ -476,7 +532,18 @@ impl Source {
             Kind::Due => {
                 self.due = false;
                 self.due_again &= self.due_after.is_some();
+                if self.due_after.is_none() {
+                    self.due_whole = self.due_whole_at.is_none_or(|at| now >= at);
+                    if self.due_whole {
+                        self.due_whole_at = Some(now + DUE_WHOLE);
+                    }
+                }
                 NextRead::Due(self.due_after, most(room.due))
+            }
+            Kind::Replays => {
+                let walk = self.replays.as_mut()?;
+                walk.wanted = false;
+                NextRead::Replays(walk.after, most(room.replays))
             }
             Kind::Late => {
                 self.late = false;
@@ -502,11 +569,15 @@ impl Source {
     /// all of them where a read takes longer than the pause between polls, must not keep the others
     /// from theirs.
     fn next_kind(&self, room: &Room) -> Option<Kind> {
-        let turns = [Kind::Due, Kind::Late, Kind::Ahead, Kind::Behind];
+        let turns = [Kind::Due, Kind::Replays, Kind::Late, Kind::Ahead, Kind::Behind];
         let next = turns.iter().position(|kind| *kind == self.last).map_or(0, |last| last + 1);
         let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
         in_turn.find(|kind| match kind {
             Kind::Due => self.due && (room.due >= room.least || room.blocked),
+            Kind::Replays => {
+                let wanted = self.replays.as_ref().is_some_and(|walk| walk.wanted);
+                wanted && room.replays >= room.least
+            }
             Kind::Late => self.late && room.cold >= room.least,
             Kind::Ahead => self.ahead && room.cold >= room.least,
             Kind::Behind => !room.behind.is_empty(),
@@ -550,10 +621,33 @@ impl Source {
         }
     }
 
+    /// A page of the walk that waits for room for replays came back. `left`: one of it stays in the table, and whether
+    /// its destination takes events.
+    pub(crate) fn read_replays(&mut self, due: &Due, news: usize, left: Option<bool>) {
+        self.answered(news);
+        let Some(walk) = &mut self.replays else { return };
+        walk.left |= left.is_some();
+        walk.waits |= left == Some(true);
+        walk.after = due.more;
+        // What cannot go now is not read again and again.
+        walk.wanted |= news > 0;
+        if due.more.is_none() && !walk.left {
+            self.replays = None;
+            // What came meanwhile was left out.
+            self.more_is_due();
+        } else if due.more.is_none() {
+            walk.stands = !walk.waits;
+            (walk.left, walk.waits) = (false, false);
+        }
+    }
+
     /// There is more that is due than was read.
     pub(crate) fn more_is_due(&mut self) {
         self.due = true;
         self.due_again = true;
+        if let Some(walk) = &mut self.replays {
+            (walk.wanted, walk.stands) = (true, false);
+        }
     }
 
     /// A read was answered: the next one may bring more again.
@@ -612,6 +706,7 @@ mod tests {
                     let due = Due { rows: Vec::new(), more: None, next };
                     source.read_due(&due, now, 0);
                 }
+                NextRead::Replays(..) => unreachable!("there are none"),
                 NextRead::Behind { .. } => unreachable!("nobody is behind"),
             }
             kinds.push(source.last);
@@ -700,6 +795,50 @@ mod tests {
             NextRead::Due(after, _) => Some(after.map_or(0, |after| after.sequence)),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn replays_for_which_there_is_no_room_stop_no_walk_over_what_is_due() {
+        let now = Instant::now();
+        let mut source = Source::new(&Config::default(), now);
+        let key = |sequence| Some(DueKey { at: sequence, sequence });
+        assert_eq!(due(&mut source, now), Some(0));
+        source.read_due(&found(key(500), None), now, 500);
+        assert_eq!(due(&mut source, now), Some(500));
+        source.leave_replays();
+        source.read_due(&found(key(1_000), None), now, 250);
+        assert!(source.has_replays() && !source.exhausted());
+        assert_eq!(due(&mut source, now), Some(1_000), "the others go on");
+        source.read_due(&found(None, None), now, 0);
+        let replays = |source: &mut Source, now, room| {
+            source.reading = false;
+            let room = Room { replays: room, least: 5, bytes: Some(1000), ..Room::default() };
+            match source.next(now, &room)? {
+                NextRead::Replays(after, limit) => {
+                    Some((after.map_or(0, |a| a.sequence), limit.rows))
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(replays(&mut source, now, 4), None, "not for so few");
+        assert_eq!(
+            replays(&mut source, now, 10),
+            Some((500, 10)),
+            "from the page that was not taken whole"
+        );
+        source.read_replays(&found(key(510), None), 10, None);
+        assert_eq!(replays(&mut source, now, 10), Some((510, 10)));
+        source.read_replays(&found(key(520), None), 0, Some(true));
+        assert_eq!(replays(&mut source, now, 10), None, "nothing of it goes: at the next poll");
+        let later = now + Duration::from_secs(2);
+        assert_eq!(replays(&mut source, later, 10), Some((520, 10)));
+        source.read_replays(&found(None, None), 0, None);
+        assert!(source.has_replays(), "one was left");
+        let later = later + Duration::from_secs(2);
+        assert_eq!(replays(&mut source, later, 10), Some((0, 10)));
+        source.read_replays(&found(None, None), 10, None);
+        assert!(!source.has_replays());
+        assert_eq!(due(&mut source, later), Some(0), "all together again");
     }
 
     fn found(more: Option<DueKey>, next: Option<Duration>) -> Due {

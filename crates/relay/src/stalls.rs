@@ -73,7 +73,7 @@ struct Walks {
 struct Progress {
     cursor: i64,
     behind: BTreeMap<u16, i64>,
-    due: Option<DueKey>,
+    due: [Option<DueKey>; 2],
     handed_over: Vec<u64>,
 }
 
@@ -170,7 +170,7 @@ impl Driver {
                 .behind()
                 .map(|destination| (destination, self.source.behind_position(destination)))
                 .collect(),
-            due: self.source.due_position(),
+            due: self.source.due_positions(),
             handed_over: self.lanes.handed_over(),
         };
         self.tell_stalls(now);
@@ -198,7 +198,7 @@ impl Driver {
                 })
             }
             Whereabouts::Unread { .. } if record.wait.is_some() => {
-                let moves = self.source.due_position() != last.due;
+                let moves = self.source.due_positions() != last.due;
                 let held = record.not_before.is_none();
                 let why = if held { "held, and nothing holds it" } else { "due, and not read" };
                 (held || !moves).then(|| why.to_owned())

@@ -51,6 +51,7 @@ on_every_database!(
     failing_keys_beyond_the_limit_are_in_the_table_only_and_keep_their_order,
     parked_keys_beyond_the_limit_hold_what_comes_until_they_are_freed,
     a_key_that_its_destination_never_takes_does_not_hide_the_others_after_an_outage,
+    replays_that_wait_hold_back_no_retry,
 );
 
 /// A destination of this name.
@@ -86,6 +87,65 @@ fn routed<DB: TestDatabase>(
         Destination::new(Arc::new(Named("right", right.clone()))),
     ];
     Relay::routed(on.store(), destinations, routes, config).unwrap()
+}
+
+/// Takes its time once that is said: 20 ms for an event.
+struct Paced {
+    slow: Arc<AtomicBool>,
+    transport: MemoryTransport,
+}
+
+#[async_trait]
+impl Transport for Paced {
+    fn name(&self) -> &str {
+        "paced"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        if self.slow.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(20) * batch.len() as u32).await;
+        }
+        self.transport.publish(batch).await
+    }
+}
+
+async fn replays_that_wait_hold_back_no_retry<DB: TestDatabase>(on: &Fixture<DB>) {
+    const REPLAYS: usize = 1_000;
+
+    let delivered = Arc::new(tokio::sync::Notify::new());
+    let again = Arc::clone(&delivered);
+    let transport = MemoryTransport::scripted(move |envelope| {
+        let live = envelope.event.aggregate_id() == Some("live");
+        match envelope.attempts {
+            0 if live => return Outcome::retry("not at first"),
+            _ if live => again.notify_one(),
+            _ => {}
+        }
+        Outcome::Delivered
+    });
+    let slow = Arc::new(AtomicBool::new(false));
+    let paced = Paced { slow: Arc::clone(&slow), transport: transport.clone() };
+    let config = Config { batch: 20, cold_queue: 50, ..quick() };
+    let destination = Destination::new(Arc::new(paced)).with_concurrency(1);
+    let routes = Routes::new().route(Route::to("paced").event_type("OrderChanged"));
+    let relay = Relay::routed(on.store(), vec![destination], routes, config).unwrap();
+    on.enqueue((0..REPLAYS).map(|n| event(&n.to_string(), n)).collect()).await;
+    relay.start().await.unwrap();
+    soon("all of them", transport.wait_for(REPLAYS)).await;
+    until(&relay, "idle", |stats| stats.idle).await;
+    slow.store(true, Ordering::Relaxed);
+    let filter = Filter { status: Some(Status::Sent), ..Filter::default() };
+    let these = Selection::Matching { filter, limit: REPLAYS };
+    assert_eq!(on.store.replay(&these).await.unwrap(), REPLAYS as u64);
+    until(&relay, "a full queue", |stats| stats.cold_queue >= 35).await;
+    // The replays take 20 s.
+    on.enqueue(vec![event("live", 0)]).await;
+    let second = tokio::time::timeout(Duration::from_secs(6), delivered.notified()).await;
+    assert!(second.is_ok(), "it waits for {} replays", REPLAYS * 2 - transport.delivered().len());
+    slow.store(false, Ordering::Relaxed);
+    soon("the replays", transport.wait_for(2 * REPLAYS + 1)).await;
+    relay.stop().await.unwrap();
+    assert_eq!(transport.delivered().len(), 2 * REPLAYS + 1, "each once");
 }
 
 async fn late_commits_beyond_any_page_are_all_delivered_and_so_is_what_comes_after<

@@ -271,6 +271,10 @@ impl Lanes {
             let at = self.release_for_probe(destination, now);
             next = at.map_or(next, |at| Some(next.map_or(at, |known| known.min(at))));
         }
+        for of in &mut self.destinations {
+            let takes = of.breaker.is_closed() || of.breaker.wants_probe();
+            self.due_again |= takes && std::mem::take(&mut of.left_due);
+        }
         next
     }
 

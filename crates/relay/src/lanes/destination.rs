@@ -3,13 +3,17 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    ops::Range,
     time::Instant,
 };
 
-use posthaste_core::{Envelope, Key, store::Fetched};
+use posthaste_core::{
+    Envelope, Key,
+    store::{Fetched, Wait},
+};
 
 use super::{
-    Lanes, Origin, Ready, State,
+    LaneId, Lanes, Origin, Ready, State,
     breaker::{Breaker, Undecided},
 };
 use crate::budget::Share;
@@ -49,6 +53,9 @@ pub(super) struct Destination {
     pub(super) in_flight: usize,
     /// What its events take of the memory.
     pub(super) share: Share,
+    /// What those of them take that fell due or were read back. It is counted apart, so that a backlog keeps no
+    /// retry from being read.
+    pub(super) due_share: Share,
     /// How many events were handed to it so far: numbers the dispatches.
     pub(super) started: u64,
     pub(super) breaker: Breaker,
@@ -60,8 +67,15 @@ pub(super) struct Destination {
     own_cursor: i64,
     /// The keys of the events that were passed over since it fell behind.
     passed: Passed,
+    /// Lanes whose held events are to be read back.
+    pub(super) releases: VecDeque<LaneId>,
     /// The first event that was passed over since the driver last asked.
     pub(super) skipped: Option<i64>,
+    /// Due events of it were left in the table, because it takes nothing.
+    pub(super) left_due: bool,
+    /// The last walk over what is due left events of it in the table, though it takes events: there was no room for
+    /// them, or they come in their place.
+    pub(super) due_waits: bool,
 }
 
 /// Keys whose events were passed over: later events of theirs must not overtake them. Those of other keys
@@ -75,6 +89,10 @@ struct Passed {
 
 /// This part of what may wait for a destination is kept for events that overtake its backlog.
 const OVERTAKING: usize = 4;
+
+/// So many sixteenths of a destination's share of the memory are kept for what falls due or is read back. Replays and
+/// held events leave half of that to retries.
+const DUE_PART: usize = 2;
 
 /// How much of a backlog may wait in memory, given a limit for all that waits.
 pub fn backlog_limit(limit: usize) -> usize {
@@ -123,7 +141,7 @@ pub(super) enum Gate {
     Skip,
     /// Written back for later, or nobody would find it before its time.
     Postpone,
-    /// Held in the table, and stays so.
+    /// It stays in the table as it is: held, or due.
     Leave,
     /// Its key is paused: marked held, and read back when the key goes on.
     Hold,
@@ -139,13 +157,17 @@ impl Destination {
             since_replay: 0,
             in_flight: 0,
             share: Share::default(),
+            due_share: Share::default(),
             started: 0,
             breaker: Breaker::default(),
             undecided: Vec::new(),
             behind: false,
             own_cursor: 0,
             passed: Passed::default(),
+            releases: VecDeque::new(),
             skipped: None,
+            left_due: false,
+            due_waits: false,
         }
     }
 
@@ -235,6 +257,11 @@ impl Lanes {
         self.destinations.len() as u16
     }
 
+    /// Those of them that are configured.
+    pub(super) fn configured(&self) -> Range<u16> {
+        0..self.rules.destinations.len() as u16
+    }
+
     /// The destination of this name; one that is no longer configured gets a number, too.
     pub(super) fn destination_of(&mut self, name: &str) -> u16 {
         let known = self.destinations.iter().position(|known| known.rules.name == name);
@@ -285,7 +312,42 @@ impl Lanes {
     }
 
     pub(super) fn has_its_share(&self, destination: &Destination) -> bool {
-        self.rules.budget.is_shared_out(&destination.share, self.rules.destinations.len())
+        let (budget, destinations) = (&self.rules.budget, self.rules.destinations.len());
+        budget.is_shared_out(16 - DUE_PART, &destination.share, destinations)
+    }
+
+    /// One of several destinations has enough of what falls due: the others have room for theirs.
+    pub(super) fn has_its_due(&self, destination: u16, wait: Option<Wait>) -> bool {
+        let destinations = self.rules.destinations.len();
+        if destinations <= 1 || self.rules.global {
+            return false;
+        }
+        let of = &self.destinations[usize::from(destination)];
+        let full = of.waiting(Queue::Cold) >= self.rules.cold_queue;
+        let (part, full) = match wait {
+            Some(Wait::Replay) => (DUE_PART / 2, false),
+            Some(Wait::Held) => (DUE_PART / 2, full),
+            _ => (DUE_PART, full),
+        };
+        full || self.rules.budget.is_shared_out(part, &of.due_share, destinations)
+    }
+
+    /// Destinations whose retries could not go now: a read of what is due leaves them out.
+    pub fn left_out(&mut self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.rules.global {
+            return names;
+        }
+        for destination in self.configured() {
+            let of = &self.destinations[usize::from(destination)];
+            let takes = of.breaker.is_closed() || of.breaker.wants_probe();
+            if takes && !self.has_its_due(destination, Some(Wait::Retry)) {
+                continue;
+            }
+            names.push(of.rules.name.clone());
+            self.leave_due(destination, Some(Wait::Retry));
+        }
+        names
     }
 
     /// Whether any destination takes what a poll reads. When none does, reading on is for nothing.
@@ -321,12 +383,13 @@ impl Lanes {
         let passed_over = if self.rules.unordered { Gate::Postpone } else { Gate::Skip };
         if of.breaker.is_closed() {
             let several = self.rules.destinations.len() > 1;
-            let late = row.sequence <= self.cursor && !delayed;
+            let late = row.sequence <= self.cursor;
             let limit = self.rules.cold_queue;
             let limit = if late { backlog_limit(limit) } else { limit };
-            let is_full = || of.waiting(Queue::Cold) >= limit || self.has_its_share(of);
             return match origin {
-                Origin::Due if delayed && several && is_full() => Gate::Leave,
+                // A mark of an operator takes no room.
+                Origin::Due if row.wait == Some(Wait::Held) => Gate::Admit,
+                Origin::Due if self.has_its_due(destination, row.wait) => Gate::Leave,
                 Origin::Cold | Origin::Hot if of.behind && !self.overtakes(of, row) => passed_over,
                 Origin::Cold if several && !of.behind && of.waiting(Queue::Cold) >= limit => {
                     passed_over
@@ -339,7 +402,9 @@ impl Lanes {
         match origin {
             Origin::CatchUp(_) | Origin::Held | Origin::Due if probes => Gate::Probe,
             Origin::CatchUp(_) | Origin::Held => Gate::Leave,
-            Origin::Due => Gate::Postpone,
+            // Nothing is written of it yet that blocks its lane, or an operator has set it free.
+            Origin::Due if matches!(row.wait, None | Some(Wait::Held)) => Gate::Postpone,
+            Origin::Due => Gate::Leave,
             Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
             Origin::Cold | Origin::Hot => passed_over,
         }

@@ -297,7 +297,8 @@ pub struct Lanes {
     careful: Careful,
     leaving: Leaving,
     settlements: VecDeque<Unsettled>,
-    releases: VecDeque<LaneId>,
+    /// The destination of the last lane that was read back.
+    released_last: usize,
     /// Whose turn the last read was: a look's, or a release's.
     looks_first: bool,
     /// Keys with lanes that an earlier owner left, until these were looked at.
@@ -310,9 +311,8 @@ pub struct Lanes {
     moved_suspects: IntMap<i64, u16>,
     /// A key goes on of which something fell due meanwhile.
     due_again: bool,
-    /// Delayed events were left in the table in the last walk over what is due, though their destination takes
-    /// events.
-    left_due: bool,
+    /// Replays were left there, and whether one of them goes to a destination that takes events.
+    left_replays: Option<bool>,
     /// How many of the blocked lanes were asked for since all of them were.
     asked_for: usize,
     /// Lanes may be blocked in the table that are not in memory.
@@ -377,14 +377,14 @@ impl Lanes {
             careful: Careful::default(),
             leaving: Leaving::default(),
             settlements: VecDeque::new(),
-            releases: VecDeque::new(),
+            released_last: 0,
             looks_first: false,
             doubts: IntMap::default(),
             looks: VecDeque::new(),
             moving: IntMap::default(),
             moved_suspects: IntMap::default(),
             due_again: false,
-            left_due: false,
+            left_replays: None,
             asked_for: 0,
             spilled: false,
             unlooked: false,
@@ -407,7 +407,7 @@ impl Lanes {
 
     /// A walk over what is due begins.
     pub fn due_walk_began(&mut self) {
-        self.left_due = false;
+        self.destinations.iter_mut().for_each(|of| of.due_waits = false);
     }
 
     /// Reading stands here.
@@ -437,10 +437,10 @@ impl Lanes {
             && (stands || self.destinations.iter().all(|d| d.all_waiting() == 0))
             && self.settlements.is_empty()
             && self.careful.is_empty()
-            && self.releases.is_empty()
+            && self.destinations.iter().all(|of| of.releases.is_empty())
             && !self.looks()
             && !self.due_again
-            && !self.left_due
+            && !self.destinations.iter().any(|of| of.due_waits)
             && !self.asks()
             && self.known.values().all(|entry| {
                 matches!(entry.state, State::Leaving { .. })

@@ -17,17 +17,10 @@ impl Lanes {
         limit.saturating_sub(self.destinations.iter().map(|d| d.waiting(Queue::Hot)).sum())
     }
 
-    /// Room for events from polls, given a limit for each destination: that of the one with the most.
+    /// Room for events from polls, given a limit for each destination: that of the one with the most. Replays that
+    /// wait take none of it.
     pub fn cold_room(&self, limit: usize) -> usize {
-        self.room(limit, |of| of.waiting(Queue::Cold))
-    }
-
-    /// Room for events whose time has come. Replays take room here, and none of what polls read.
-    pub fn due_room(&self, limit: usize) -> usize {
-        self.room(limit, |of| of.waiting(Queue::Cold) + of.waiting(Queue::Replay))
-    }
-
-    fn room(&self, limit: usize, waiting: impl Fn(&Destination) -> usize) -> usize {
+        let waiting = |of: &Destination| of.waiting(Queue::Cold);
         if self.rules.global {
             // They wait for each other in one lane, also those that go nowhere.
             return limit.saturating_sub(self.destinations.iter().map(waiting).sum());
@@ -39,6 +32,42 @@ impl Lanes {
     /// All that waits in memory follows events of its own key that are under way.
     pub fn waits_for_its_keys(&self) -> bool {
         self.in_flight > 0 && self.destinations.iter().all(|of| !of.has_ready())
+    }
+
+    /// The same for replays, of destinations that take events or can be tried with one.
+    pub fn replay_room(&self, limit: usize) -> usize {
+        let room = |destination: u16| {
+            let of = &self.destinations[usize::from(destination)];
+            let takes = of.breaker.is_closed() || of.breaker.wants_probe();
+            let has_room = takes && !self.has_its_due(destination, Some(Wait::Replay));
+            if has_room { limit.saturating_sub(of.waiting(Queue::Replay)) } else { 0 }
+        };
+        self.configured().map(room).max().unwrap_or(0)
+    }
+
+    /// Whether a replay was left in the table since this was last asked, and if so, whether one of them goes to a
+    /// destination that takes events.
+    pub fn take_left_replays(&mut self) -> Option<bool> {
+        self.left_replays.take()
+    }
+
+    /// This event stays due, and is read again when its destination takes events, or has room.
+    pub(super) fn leave_due(&mut self, destination: u16, wait: Option<Wait>) {
+        if wait == Some(Wait::Replay) {
+            self.leave_replay(destination);
+        }
+        let of = self.at(destination);
+        if !of.breaker.is_closed() {
+            of.left_due = true;
+        } else if wait != Some(Wait::Replay) {
+            of.due_waits = true;
+        }
+    }
+
+    /// This replay stays due, and is read again when there is room.
+    fn leave_replay(&mut self, destination: u16) {
+        let takes = self.at(destination).breaker.is_closed();
+        self.left_replays = Some(takes || self.left_replays == Some(true));
     }
 
     /// How many events wait for their turn: from the hot path, and from polls.
@@ -100,7 +129,7 @@ impl Lanes {
             && !self.rules.unordered
             && replays >= self.rules.cold_queue
         {
-            // It stays due, and is read again when there is room.
+            self.leave_replay(destination);
             return Offered::Ignored;
         }
         if gate == Gate::Probe
@@ -123,8 +152,9 @@ impl Lanes {
                 return Offered::Ignored;
             }
             Gate::Leave => {
-                let delayed = origin == Origin::Due && row.wait.is_none();
-                self.left_due |= delayed && self.at(destination).breaker.is_closed();
+                if origin == Origin::Due {
+                    self.leave_due(destination, row.wait);
+                }
                 return Offered::Ignored;
             }
         }
@@ -183,8 +213,9 @@ impl Lanes {
             blocks: matches!(wait, Some(Wait::Retry | Wait::Suspect)),
             lease: lease.cloned(),
             charge: Some({
-                let share = &self.destinations[usize::from(destination)].share;
-                self.rules.budget.charge(bytes, share)
+                let of = &self.destinations[usize::from(destination)];
+                let due = matches!(origin, Origin::Due | Origin::Held);
+                self.rules.budget.charge(bytes, if due { &of.due_share } else { &of.share })
             }),
             state: State::Waiting,
         };

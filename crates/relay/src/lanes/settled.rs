@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use posthaste_core::store::Fetched;
+use posthaste_core::store::{Fetched, Wait};
 
 use super::{
     LaneId, Lanes, Origin, ReadBack, Release, State, Then, Unsettled,
@@ -141,7 +141,7 @@ impl Lanes {
             return;
         }
         lane.reading = Some(Reading::Wanted);
-        self.releases.push_back(id);
+        self.at(id.destination).releases.push_back(id);
     }
 
     /// What is to be read of lanes next: releases and looks take turns. No lane is looked at while so many outcomes wait
@@ -159,9 +159,24 @@ impl Lanes {
         release.or_else(|| if looks { self.next_look().map(ReadBack::Look) } else { None })
     }
 
-    /// A lane whose held followers are to be read; it is due back in [`released`](Self::released).
+    /// A lane whose held followers are to be read, of a destination that has room for them: they take turns. It is due
+    /// back in [`released`](Self::released).
     pub fn next_release(&mut self) -> Option<Release> {
-        while let Some(id) = self.releases.pop_front() {
+        let count = self.destinations.len();
+        let turns = (1..=count).map(|turn| (self.released_last + turn) % count);
+        let may = |index: &usize| {
+            let any = !self.destinations[*index].releases.is_empty();
+            any && !self.has_its_due(*index as u16, Some(Wait::Held))
+        };
+        let turns: Vec<usize> = turns.filter(may).collect();
+        turns.into_iter().find_map(|index| {
+            self.released_last = index;
+            self.next_release_of(index)
+        })
+    }
+
+    fn next_release_of(&mut self, destination: usize) -> Option<Release> {
+        while let Some(id) = self.destinations[destination].releases.pop_front() {
             // Its shard may have been lost meanwhile, and may have come back.
             let wanted = |lane: &&mut Lane| lane.reading == Some(Reading::Wanted);
             let Some(lane) = self.lanes.get_mut(&id).filter(wanted) else {

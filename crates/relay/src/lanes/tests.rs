@@ -468,9 +468,11 @@ fn replays_that_wait_leave_room_for_what_polls_read() {
     for sequence in 1..=10 {
         lanes.offer(replay(sequence), Origin::Due, None, now());
     }
-    assert_eq!((lanes.cold_room(10), lanes.due_room(10)), (10, 0));
+    assert_eq!((lanes.cold_room(10), lanes.replay_room(10)), (10, 0));
     lanes.rules.cold_queue = 10;
+    assert_eq!(lanes.take_left_replays(), None);
     assert_eq!(lanes.offer(replay(11), Origin::Due, None, now()), Offered::Ignored);
+    assert_eq!(lanes.take_left_replays(), Some(true));
     assert_eq!(lanes.waiting(), (0, 10));
     assert!(!lanes.is_idle());
 }

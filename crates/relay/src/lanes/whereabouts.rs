@@ -43,8 +43,12 @@ impl Lanes {
         let destination = self.destination_of_record(record);
         let of = &self.destinations[usize::from(destination)];
         let replay = record.wait == Some(Wait::Replay);
-        let waits = of.waiting(Queue::Cold) + if replay { of.waiting(Queue::Replay) } else { 0 };
-        let full = waits + least > self.rules.cold_queue || self.has_its_share(of);
+        let replays = if replay { of.waiting(Queue::Replay) } else { 0 };
+        let waits = of.waiting(Queue::Cold).max(replays);
+        let full = waits + least > self.rules.cold_queue
+            || self.has_its_share(of)
+            || self.has_its_due(destination, record.wait)
+            || (of.due_waits && record.wait.is_some());
         let key = record.content.as_ref().ok().and_then(|envelope| envelope.event.key());
         let lane = key.filter(|_| !self.rules.unordered && !replay);
         if !of.breaker.is_closed() || full || self.stops(key, lane.is_some()) {

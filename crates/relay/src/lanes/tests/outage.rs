@@ -449,22 +449,92 @@ fn a_delayed_event_does_not_block_a_lane_that_another_blocks() {
     lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
     lanes.offer(row(3, 1), Origin::Due, None, now());
     let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(2, 1) };
-    lanes.offer(due, Origin::Due, None, now());
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Ignored, "it stays due");
     let written = settle(&mut lanes);
-    assert!(
-        matches!(written[..], [(3, Verdict::Held { .. }), (2, Verdict::Retry { .. })]),
-        "{written:?}"
-    );
+    assert!(matches!(written[..], [(3, Verdict::Held { .. })]), "{written:?}");
 }
 
 #[test]
-fn what_falls_due_during_an_outage_is_written_back_without_an_attempt() {
+fn a_retry_that_falls_due_during_an_outage_stays_in_the_table() {
     let mut lanes = in_an_outage();
-    let due = Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
-    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Held);
+    let due = || Fetched { wait: Some(Wait::Retry), attempts: 4, ..row(9, 9) };
+    assert_eq!(lanes.left_out(), ["there"]);
+    assert_eq!(lanes.offer(due(), Origin::Due, None, now()), Offered::Ignored);
+    assert!(lanes.next_settlements(10).is_empty(), "nothing has happened to it");
+    lanes.wake_breakers(later(100));
+    assert!(lanes.take_due_again(), "it is read when the destination is to be tried");
+    assert!(lanes.left_out().is_empty());
+    assert_eq!(lanes.offer(due(), Origin::Due, None, later(100)), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [9]);
+    lanes.published(vec![(9, Outcome::unavailable("down"))], later(100));
     let written = lanes.next_settlements(10);
-    assert_eq!(written[0].settlement.attempts, 4);
+    assert_eq!(written[0].settlement.attempts, 4, "no attempt is counted");
     assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }));
+}
+
+/// It is written once, and blocks its lane from then on.
+#[test]
+fn a_delayed_event_that_falls_due_during_an_outage_is_written_once() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert_eq!(lanes.offer(row(9, 9), Origin::Due, None, now()), Offered::Held);
+    assert!(matches!(settle(&mut lanes)[..], [(9, Verdict::Retry { .. })]));
+    let due = Fetched { wait: Some(Wait::Retry), ..row(9, 9) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Ignored);
+    assert!(settle(&mut lanes).is_empty());
+}
+
+#[test]
+fn replays_and_retries_of_a_paused_destination_come_when_it_goes_on() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    for wait in [Wait::Retry, Wait::Replay, Wait::Suspect] {
+        let due = Fetched { wait: Some(wait), ..row(9, 9) };
+        assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Ignored);
+    }
+    assert_eq!(lanes.take_left_replays(), Some(false));
+    assert!(settle(&mut lanes).is_empty());
+    lanes.wake_breakers(now());
+    assert!(!lanes.take_due_again());
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+    lanes.wake_breakers(now());
+    assert!(lanes.take_due_again());
+}
+
+#[test]
+fn retries_that_are_due_in_an_outage_are_not_written_again_and_again() {
+    let mut lanes = in_an_outage();
+    let mut due: BTreeMap<i64, u64> = (10..1_010).map(|sequence| (sequence, 0)).collect();
+    let (mut written, mut tried) = (0, BTreeSet::new());
+    for at in (0..60_000).step_by(50) {
+        lanes.wake_breakers(later(at));
+        lanes.take_due_again();
+        let mut rows: Vec<(u64, i64)> = due.iter().map(|(one, since)| (*since, *one)).collect();
+        rows.retain(|(since, _)| *since <= at);
+        rows.sort_unstable();
+        for (_, sequence) in rows {
+            let key = Some(Key(sequence));
+            let retry = Fetched { key, wait: Some(Wait::Retry), attempts: 1, ..row(sequence, 0) };
+            lanes.offer(retry, Origin::Due, None, later(at));
+        }
+        for sequence in dispatch(&mut lanes) {
+            tried.insert(sequence);
+            lanes.published(vec![(sequence, Outcome::unavailable("down"))], later(at));
+        }
+        for Unsettled { settlement, .. } in lanes.next_settlements(10_000) {
+            let Verdict::Retry { after, .. } = settlement.verdict else { panic!("{settlement:?}") };
+            assert_eq!(settlement.attempts, 1);
+            due.insert(settlement.sequence, at + after.as_millis() as u64);
+            lanes.settled([settlement.sequence], later(at));
+            written += 1;
+        }
+    }
+    assert!(tried.len() >= 10, "they take turns: {tried:?}");
+    assert!(written <= 2 * tried.len(), "{written} writes, {} were tried", tried.len());
+    assert!(!lanes.take_due_again(), "as long as it takes nothing");
+    let at = later(100_000);
+    lanes.wake_breakers(at);
+    assert!(lanes.take_due_again(), "one of them may be tried");
 }
 
 /// One key has more events than a page, and its destination never takes them.

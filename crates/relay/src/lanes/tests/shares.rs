@@ -21,6 +21,10 @@ fn own(sequence: i64) -> Fetched {
     Fetched { key: Some(Key(sequence)), bytes: 1_024, ..row(sequence, 0) }
 }
 
+fn due(sequence: i64) -> Fetched {
+    Fetched { wait: Some(Wait::Retry), attempts: 1, ..own(sequence) }
+}
+
 fn sent(lanes: &mut Lanes, destination: u16, most: usize) -> Vec<i64> {
     let batch = lanes.next_batch(destination, most, i64::MAX).0;
     batch.iter().map(|envelope| envelope.sequence).collect()
@@ -30,6 +34,65 @@ fn deliver(lanes: &mut Lanes, sequences: Vec<i64>) {
     lanes.published(sequences.into_iter().map(|one| (one, Outcome::Delivered)).collect(), now());
     let written = lanes.next_settlements(10_000);
     lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
+}
+
+#[test]
+fn retries_of_a_slow_destination_leave_room_for_the_others() {
+    let mut lanes = slow_and_quick();
+    lanes.open_shard(0, None);
+    lanes.due_walk_began();
+    for n in 1..=20_000 {
+        lanes.offer(due(2 * n), Origin::Due, None, now());
+    }
+    assert!(lanes.in_memory() <= 1_000, "{} in memory", lanes.in_memory());
+    assert!(lanes.budget().page().is_some(), "no page fits into the memory");
+    assert_eq!(lanes.offer(own(50_001), Origin::Cold, None, now()), Offered::Accepted);
+    assert_eq!(sent(&mut lanes, 1, 10), [50_001]);
+    // As soon as some of them are through, there is room for more.
+    let first = sent(&mut lanes, 0, 1_000);
+    assert_eq!(first[..3], [2, 4, 6]);
+    deliver(&mut lanes, first);
+    assert!(!lanes.is_idle(), "others were left in the table");
+    assert_eq!(lanes.offer(due(40_000), Origin::Due, None, now()), Offered::Accepted);
+}
+
+#[test]
+fn a_backlog_keeps_no_retry_of_its_destination_from_being_read() {
+    let mut lanes = slow_and_quick();
+    lanes.open_shard(0, None);
+    let large = |sequence| Fetched { bytes: 1 << 20, ..own(sequence) };
+    while lanes.offer(large(2 * lanes.in_memory() as i64 + 2), Origin::Cold, None, now())
+        == Offered::Accepted
+    {}
+    assert!(lanes.in_memory() > 1, "its share");
+    assert_eq!(lanes.offer(due(1_000), Origin::Due, None, now()), Offered::Accepted);
+}
+
+#[test]
+fn lanes_of_a_slow_destination_are_read_back_when_there_is_room() {
+    let mut lanes = slow_and_quick();
+    lanes.open_shard(0, None);
+    // Everything of these keys is held.
+    let keys: BTreeSet<Key> = (1..=20).map(Key).collect();
+    lanes.pause(&keys, &BTreeSet::new(), now());
+    for sequence in 1..=20 {
+        lanes.offer(own(sequence), Origin::Cold, None, now());
+    }
+    deliver(&mut lanes, Vec::new());
+    lanes.due_walk_began();
+    for n in 1_001..=20_000 {
+        lanes.offer(due(2 * n), Origin::Due, None, now());
+    }
+    lanes.pause(&BTreeSet::new(), &BTreeSet::new(), now());
+    let to = |releases: &[Release]| {
+        releases.iter().map(|release| release.lane.destination).collect::<Vec<_>>()
+    };
+    assert_eq!(to(&lanes.next_releases()), [1; 10], "to the one that has room");
+    let first = sent(&mut lanes, 0, 1_000);
+    deliver(&mut lanes, first);
+    let first: Vec<Release> = lanes.next_releases().into_iter().take(10).collect();
+    assert!(first.iter().all(|release| keys.contains(&release.lane.key)), "{first:?}");
+    assert_eq!(to(&first), [0; 10]);
 }
 
 /// After a crash.
