@@ -127,6 +127,79 @@ async fn what_one_of_the_shards_owners_has_not_seen_is_swept_up() {
     outbox.drop().await;
 }
 
+/// Its last event lies far beyond its first, and all that lies between was sent meanwhile.
+#[tokio::test]
+async fn all_that_a_transaction_committed_late_is_swept_up_by_one_sweep() {
+    let outbox = Outbox::new().await;
+    let claimer = Claimer::new();
+    outbox.commit(&[event("before")]).await;
+    let mut open = outbox.pool.begin().await.unwrap();
+    let mut late = outbox.enqueue(&mut open, &[event("a")]).await;
+    outbox.fill_with_sent(120_000).await;
+    late.extend(outbox.enqueue(&mut open, &[event("b"), event("c")]).await);
+    let passed = outbox.commit(&[event("after")]).await[0];
+    let mut position = Position::default();
+    while position.sequence < passed {
+        position = claimer.claim(&outbox.store, &position).await.unwrap().position;
+    }
+    for _ in 0..4 {
+        let swept = claimer.sweep(&outbox.store, &position).await.unwrap();
+        assert!(swept.rows.is_empty(), "nothing was committed");
+        position = swept.position;
+    }
+    open.commit().await.unwrap();
+    let swept = claimer.sweep(&outbox.store, &position).await.unwrap();
+    assert_eq!(sequences(&swept.rows), late);
+    // The mark of the next owner lies before them until they are settled.
+    let sweep = claimer.sweep(&outbox.store, &swept.position).await.unwrap();
+    assert!(sweep.rows.is_empty());
+    let mark: i64 = outbox.scalar("select min(mark) from {shards}").await;
+    assert!(mark < late[0], "{mark} has passed {late:?}");
+    outbox.drop().await;
+}
+
+/// More than a page of them, of two transactions.
+#[tokio::test]
+async fn late_commits_beyond_a_page_come_page_by_page_and_each_once() {
+    let outbox = Outbox::new().await;
+    let claimer = Claimer::new();
+    let (mut one, mut two) =
+        (outbox.pool.begin().await.unwrap(), outbox.pool.begin().await.unwrap());
+    let mut late = Vec::new();
+    for n in 0..25 {
+        late.extend(outbox.enqueue(&mut one, &[event(&format!("a{n}"))]).await);
+        late.extend(outbox.enqueue(&mut two, &[event(&format!("b{n}"))]).await);
+        outbox.fill_with_sent(10).await;
+    }
+    let passed = outbox.commit(&[event("after")]).await[0];
+    let mut position = claimer.claim(&outbox.store, &Position::default()).await.unwrap().position;
+    assert_eq!(position.sequence, passed);
+    position = claimer.sweep(&outbox.store, &position).await.unwrap().position;
+    one.commit().await.unwrap();
+    let mut found = Vec::new();
+    let sweep = async |position: &mut Position| {
+        let limit = Limit::rows(10);
+        let swept = outbox.store.claim_late(&claimer.relay, &claimer.lease, position, limit).await;
+        let swept = swept.unwrap();
+        *position = swept.position;
+        (sequences(&swept.rows), swept.caught_up)
+    };
+    found.extend(sweep(&mut position).await.0);
+    // The walk is under way: what ends now is found by the next one.
+    two.commit().await.unwrap();
+    for turn in 0.. {
+        assert!(turn < 20, "it does not come to an end");
+        let (rows, caught_up) = sweep(&mut position).await;
+        found.extend(rows);
+        if caught_up && found.len() >= late.len() {
+            break;
+        }
+    }
+    found.sort_unstable();
+    assert_eq!(found, late);
+    outbox.drop().await;
+}
+
 /// One slow handler has the first event, and many others were sent since.
 #[tokio::test]
 async fn an_event_that_takes_long_does_not_make_claims_walk_over_what_was_sent_since() {

@@ -179,6 +179,36 @@ async fn a_search_for_expired_leases_does_not_walk_over_the_backlog() {
     outbox.drop().await;
 }
 
+/// A destination was down for long: all of it was written back, and falls due together.
+#[tokio::test]
+async fn a_search_for_expired_leases_walks_over_few_of_those_that_are_due() {
+    const DUE: i64 = 20_000;
+
+    let outbox = Outbox::new().await;
+    outbox.fill_with_sent(DUE).await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    for sql in [
+        "update {events} set sent_at = null, not_before = now() - interval '1 hour'",
+        "update {events} set locked_by = 'gone', locked_until = now() where sequence = 15000",
+        "vacuum analyze {events}",
+    ] {
+        outbox.execute(&mut connection, sql).await;
+    }
+    let relay = Relay { ordering: RelayOrdering::None, ..new_relay("r") };
+    let lease = RowLease { token: format!("{}#1", relay.owner()) };
+    let search = async |s: &PostgresStore| s.claim_expired(&relay, &lease, 0).await;
+    let first = outbox.touches_fewer_than(6_000, "claim_expired", search).await;
+    assert!(first.is_none(), "it lies beyond what one search looks at");
+    // The next ones go on there.
+    let mut found = Vec::new();
+    for _ in 0..5 {
+        let row = outbox.store.claim_expired(&relay, &lease, 0).await.unwrap();
+        found.extend(row.map(|row| row.sequence));
+    }
+    assert_eq!(found, [15_000]);
+    outbox.drop().await;
+}
+
 /// However much was written since the last sweep, and however much of it came late.
 #[tokio::test]
 async fn a_sweep_does_not_walk_over_what_was_written_since() {

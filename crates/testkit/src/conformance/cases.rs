@@ -141,9 +141,13 @@ macro_rules! store_conformance {
                 two_claimers_never_share_a_row
                 only_what_is_due_is_claimed
                 a_claim_says_that_more_is_due
+                a_large_claim_says_that_more_is_due
+                a_claim_of_two_brings_both_kinds
+                due_rows_that_are_cut_do_not_stop_the_cursor
                 a_settled_row_is_not_claimed
                 an_expired_row_is_claimed_once_and_an_attempt_is_recorded
                 a_valid_lease_is_not_taken_over
+                a_row_lease_of_the_future_is_nobodys
                 a_stale_token_settles_nothing
                 a_claimer_settles_what_it_holds
                 a_delivered_row_can_be_deleted

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
     Event, Status,
-    store::{Limit, Position, Relay, Verdict, Wait},
+    store::{Fetched, Limit, Position, Relay, Verdict, Wait},
 };
 use posthaste_stores::Dialect;
 
@@ -348,6 +348,91 @@ pub async fn a_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
     found.sort_unstable();
     expected.sort_unstable();
     assert_eq!(found, expected);
+}
+
+/// So many that a store may ask for fewer at once.
+pub async fn a_large_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
+    const DUE: usize = 1_500;
+
+    let outbox = subject.outbox().await;
+    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
+    let due = |_| Event::builder("Happened").raw_json("{}").deliver_at(past).build().unwrap();
+    outbox.enqueue(&(0..DUE).map(due).collect::<Vec<Event>>()).await;
+    let claimer = outbox.claimer("one");
+    let (mut position, mut found) = (claimer.position.clone(), 0);
+    for claims in 1.. {
+        assert!(claims < 10, "the claims come to no end");
+        let limit = Limit::rows(4_000);
+        let claimed = outbox.store.claim(&claimer.relay, &claimer.lease, &position, limit).await;
+        let claimed = claimed.unwrap();
+        found += claimed.rows.len();
+        position = claimed.position;
+        if claimed.caught_up {
+            break;
+        }
+    }
+    assert_eq!(found, DUE);
+}
+
+/// One of those whose time has come, and a fresh one.
+pub async fn a_claim_of_two_brings_both_kinds<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
+    let due = |_| Event::builder("Happened").raw_json("{}").deliver_at(past).build().unwrap();
+    let all: Vec<Event> = (0..3).map(due).chain(events(3)).collect();
+    outbox.enqueue(&all).await;
+    let mut claimer = outbox.claimer("one");
+    for _ in 0..3 {
+        let rows = claimer.claim(2).await;
+        let is_due = |row: &&Fetched| row.content.as_ref().unwrap().event.deliver_at().is_some();
+        assert_eq!((rows.len(), rows.iter().filter(is_due).count()), (2, 1));
+    }
+}
+
+/// Those that are due fill the bytes. The cursor goes on: fresh rows may lie beyond what it has seen.
+pub async fn due_rows_that_are_cut_do_not_stop_the_cursor<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
+    let payload = format!("{:?}", "x".repeat(10_000));
+    let due = |_| {
+        let due = Event::builder("Happened").raw_json(payload.clone()).deliver_at(past);
+        due.build().unwrap()
+    };
+    outbox.enqueue(&(0..4).map(due).collect::<Vec<Event>>()).await;
+    let taken = outbox.enqueue(&events(3)).await;
+    let other = outbox.claimer("other");
+    let sequences: Vec<i64> = taken.iter().map(|one| one.sequence).collect();
+    outbox.store.claim_hot(&other.relay, &other.lease, &sequences).await.unwrap();
+    let mut claimer = outbox.claimer("one");
+    let rows = claimer.claim_within(Limit { rows: 100, bytes: 10_000 }).await;
+    assert_eq!(rows.len(), 1, "that is half of the bytes");
+    assert_eq!(claimer.position.sequence, sequences[2]);
+}
+
+/// The database's clock was set back after the claim.
+pub async fn a_row_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let enqueued = outbox.enqueue(&events(2)).await;
+    let mut dying = outbox.claimer("dying");
+    outbox.store.heartbeat(&dying.relay, 0).await.unwrap();
+    assert_eq!(dying.claim(10).await.len(), 2);
+    let heir = outbox.claimer_for("heir", SHORT);
+    outbox.store.heartbeat(&heir.relay, 0).await.unwrap();
+    assert!(heir.claim_expired().await.is_none(), "the other one's leases are longer");
+    let later = match DB::NAME {
+        "SQLite" => "locked_until + 360000000000",
+        "MySQL" => "locked_until + interval 100 hour",
+        _ => "locked_until + interval '100' hour",
+    };
+    let first = enqueued[0].sequence;
+    let update = format!("update {{events}} set locked_until = {later} where sequence = {first}");
+    outbox.sql(&update).await;
+    let mut found = Vec::new();
+    // A call may look at a part of the rows; the next one goes on there.
+    for _ in 0..4 {
+        found.extend(heir.claim_expired().await.map(|row| (row.sequence, row.attempts)));
+    }
+    assert_eq!(found, [(first, 1)], "it is longer than any lease");
 }
 
 /// A claim ends where its bytes do, and so does a sweep; one event that is larger comes alone.
