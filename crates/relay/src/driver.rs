@@ -92,6 +92,7 @@ pub(crate) enum Done {
     },
     GivenBack {
         result: Result<()>,
+        again: bool,
     },
     Released {
         release: Release,
@@ -243,6 +244,8 @@ pub(crate) struct Driver {
     /// Those that were found and wait for late ones of their key: until then, or until all have come.
     pub(crate) waiting_beyond: HashMap<i64, Option<Instant>>,
     pub(crate) claims: u64,
+    /// Writes under way that give rows back.
+    pub(crate) giving_back: usize,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
     pub(crate) expired: Option<i64>,
     /// Until when the row leases are ours for certain.
@@ -353,6 +356,7 @@ impl Driver {
             clogged_since: None,
             waiting_beyond: HashMap::new(),
             claims: 0,
+            giving_back: 0,
             expired: None,
             reconciling: false,
             reconcile_at: now,
@@ -523,8 +527,8 @@ impl Driver {
                 drop(reserved);
                 match rows {
                     Ok(rows) => {
-                        let news = self.offer_claimed(rows, Origin::Hot, &claim, now);
-                        self.lanes.stats.hot_enqueued += news as u64;
+                        let taken = self.offer_claimed(rows, Origin::Hot, &claim, now);
+                        self.lanes.stats.hot_enqueued += taken.news as u64;
                     }
                     Err(error) => {
                         self.lanes.stats.database_errors += 1;
@@ -533,10 +537,13 @@ impl Driver {
                     }
                 }
             }
-            // Otherwise they are free when their lease has run out.
-            Done::GivenBack { result } => {
-                if let Err(error) = result {
-                    self.database_failed("giving rows back", &error);
+            Done::GivenBack { result, again } => {
+                self.giving_back -= 1;
+                match result {
+                    Ok(()) if again => self.source.more_is_late(),
+                    Ok(()) => {}
+                    // They are free when their lease has run out.
+                    Err(error) => self.database_failed("giving rows back", &error),
                 }
             }
             Done::Behind { read, destination, generation, take, page, reserved } => {
@@ -674,6 +681,7 @@ impl Driver {
             && self.wanted.is_empty()
             && !self.settling
             && self.unwritten.is_empty()
+            && self.giving_back == 0
             && self.has_read_all()
             && self.lanes.is_idle();
         stats.breakers_open = self.lanes.breakers_open();

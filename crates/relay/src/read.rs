@@ -27,6 +27,9 @@ use crate::{
 /// are left from a time of another ordering.
 const BLOCKERS: usize = 100;
 
+/// A claim of fewer rows would bring none but those whose time has come, as long as there are any.
+pub(crate) const TWO_KINDS: usize = 2;
+
 /// How many rows are looked at to find one that a destination can be tried with.
 const PROBE_PAGE: usize = 100;
 
@@ -134,8 +137,8 @@ impl Driver {
         }
         // Small reads of a large backlog cost as much as large ones: wait for half a batch of room.
         let (cold, due, least) = match self.lanes.feed() {
-            // A claim of more would only be given back.
-            Feed::Probes if self.by_rows() => (1, 1, 1),
+            // One of those whose time has come and a fresh one: the one that was not tried yet goes.
+            Feed::Probes if self.by_rows() => (TWO_KINDS, 1, 1),
             Feed::Flows | Feed::Probes => (cold, cold, half),
             Feed::Stands => (0, cold, half),
         };

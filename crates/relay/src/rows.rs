@@ -4,16 +4,24 @@ use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
     Result,
-    store::{ClaimedRows, Due, Fetched, Page, RowLease, Wait},
+    store::{ClaimedRows, Due, Fetched, Limit, Page, RowLease, Wait},
 };
 
 use crate::{
     budget::Charge,
     driver::{Done, Driver},
-    lanes::{Offered, Origin},
-    read::within,
+    lanes::{Feed, Offered, Origin},
+    read::{TWO_KINDS, within},
     source::NextRead,
 };
+
+/// What became of claimed rows.
+pub(crate) struct Taken {
+    /// They are in hand now.
+    pub(crate) news: usize,
+    /// They were in hand already.
+    known: usize,
+}
 
 /// What a claim has brought.
 pub(crate) enum Claimed {
@@ -35,7 +43,8 @@ impl Driver {
         self.tasks.spawn(async move {
             let claimed = match &next {
                 NextRead::Ahead(from, limit) => {
-                    let free = store.claim(&relay, &claim, from, *limit);
+                    let limit = Limit { rows: limit.rows.max(TWO_KINDS), ..*limit };
+                    let free = store.claim(&relay, &claim, from, limit);
                     within(deadline, free).await.map(Claimed::Free)
                 }
                 NextRead::Late(from, limit) => {
@@ -66,12 +75,10 @@ impl Driver {
         match self.came(claimed, "claiming", now) {
             None => {}
             Some(Claimed::Free(ClaimedRows { rows, position, caught_up })) => {
-                let count = rows.len();
-                let news = self.offer_claimed(rows, Origin::Cold, claim, now);
+                let Taken { news, known } = self.offer_claimed(rows, Origin::Cold, claim, now);
                 self.lanes.stats.cold_enqueued += news as u64;
                 // What was given back comes again, and not at once.
-                let page =
-                    Page { rows: Vec::new(), position, caught_up: caught_up || news < count };
+                let page = Page { rows: Vec::new(), position, caught_up: caught_up || known > 0 };
                 let generation = self.source.generation();
                 match next {
                     NextRead::Late(..) => self.source.read_late(&page, generation, news),
@@ -93,33 +100,48 @@ impl Driver {
     }
 
     /// Offers rows that were free. One that is known still was given back, or failed, and the answer to that
-    /// write is under way: it is free again in the table, and stays so.
+    /// write is under way: it is free again in the table, and stays so. When no destination takes events,
+    /// they are offered until one can be tried, first what was not tried yet; the others stay free.
     pub(crate) fn offer_claimed(
         &mut self,
         rows: Vec<Fetched>,
         origin: Origin,
         claim: &Arc<RowLease>,
         now: Instant,
-    ) -> usize {
-        let count = rows.len();
-        let mut known = Vec::new();
+    ) -> Taken {
+        let probes = self.lanes.feed() == Feed::Probes;
+        let rows = if probes { self.lanes.by_turn(rows) } else { rows };
+        let (mut news, mut known, mut surplus) = (0, Vec::new(), Vec::new());
         for row in rows {
             let sequence = row.sequence;
+            if probes && self.lanes.feed() != Feed::Probes {
+                surplus.push(sequence);
+                continue;
+            }
             self.highest = self.highest.max(sequence);
-            if self.lanes.offer(row, origin, Some(claim), now) == Offered::Ignored {
-                known.push(sequence);
+            match self.lanes.offer(row, origin, Some(claim), now) {
+                Offered::Ignored => known.push(sequence),
+                Offered::Accepted | Offered::Held => news += 1,
             }
         }
-        let news = count - known.len();
-        if !known.is_empty() {
-            let (store, claim) = (Arc::clone(&self.store), Arc::clone(claim));
-            let deadline = self.config.deadline();
-            self.tasks.spawn(async move {
-                let result = within(deadline, store.unclaim(&claim, &known)).await;
-                Done::GivenBack { result }
-            });
+        let taken = Taken { news, known: known.len() };
+        self.unclaim(claim, known, false);
+        self.unclaim(claim, surplus, true);
+        taken
+    }
+
+    /// Gives rows back that nobody has seen. With `again` a sweep looks for them at once.
+    fn unclaim(&mut self, claim: &Arc<RowLease>, sequences: Vec<i64>, again: bool) {
+        if sequences.is_empty() {
+            return;
         }
-        news
+        self.giving_back += 1;
+        let (store, claim) = (Arc::clone(&self.store), Arc::clone(claim));
+        let deadline = self.config.deadline();
+        self.tasks.spawn(async move {
+            let result = within(deadline, store.unclaim(&claim, &sequences)).await;
+            Done::GivenBack { result, again }
+        });
     }
 
     pub(crate) fn claim_hot(&mut self, sequences: Vec<i64>, bytes: usize) {

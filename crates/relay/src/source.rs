@@ -650,6 +650,11 @@ impl Source {
         }
     }
 
+    /// Something at or before the position is free again.
+    pub(crate) fn more_is_late(&mut self) {
+        self.late = true;
+    }
+
     /// A read was answered: the next one may bring more again.
     fn answered(&mut self, news: usize) {
         self.reading = false;

@@ -437,6 +437,16 @@ impl Lanes {
         (first, any)
     }
 
+    /// These in the order in which their destinations are tried with them: first what was not tried yet.
+    pub fn by_turn(&self, mut rows: Vec<Fetched>) -> Vec<Fetched> {
+        rows.sort_by_cached_key(|row| {
+            let destination = self.destination_for(row);
+            let identity = row.key.map_or(row.sequence, |key| key.0);
+            self.destinations[usize::from(destination)].breaker.turn(identity)
+        });
+        rows
+    }
+
     /// This destination waits for an event to be tried with.
     pub fn wants_probe(&self, destination: u16) -> bool {
         self.destinations[usize::from(destination)].breaker.wants_probe()
