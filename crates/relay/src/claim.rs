@@ -284,8 +284,9 @@ impl Driver {
             tracing::warn!(shards = lost.len(), "leases ran out before they could be renewed");
             self.lose(&lost);
         }
-        if self.by_rows() && now + self.config.margin() >= self.rows_until {
-            self.lanes.forget_claims();
+        // Whoever works here takes the rest, and no attempt of theirs is counted.
+        if self.by_rows() && !self.owns_rows(now) {
+            self.lanes.give_back();
         }
     }
 

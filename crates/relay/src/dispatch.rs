@@ -51,11 +51,8 @@ pub(crate) async fn guarded(
 
 impl Driver {
     pub(crate) fn dispatch(&mut self, now: Instant) {
-        let allowed = if self.by_rows() {
-            now + self.config.margin() < self.rows_until
-        } else {
-            self.shards.may_dispatch(now)
-        };
+        let allowed =
+            if self.by_rows() { self.owns_rows(now) } else { self.shards.may_dispatch(now) };
         // A stop or a pause lets what is in flight end; it starts nothing new.
         if !allowed || self.stopping.is_some() || self.rests() {
             return;

@@ -115,6 +115,10 @@ impl Driver {
             self.wake_others();
             return;
         }
+        if self.by_rows() && !self.owns_rows(self.clock.now()) {
+            self.source.wake();
+            return;
+        }
         if self.by_rows() {
             let (fits, bytes) = fitting(&events, rows, bytes);
             self.drop_hot(events.len() - fits);

@@ -47,7 +47,8 @@ impl Driver {
     pub(crate) fn reads(&self) -> bool {
         let taking = self.acquiring || !self.wanted.is_empty() || self.surveys_taken();
         let owns = self.shards.reads() && self.shards.suffices();
-        !self.rests() && (self.by_rows() || (owns && !taking))
+        let claims = self.by_rows() && self.owns_rows(self.clock.now());
+        !self.rests() && (claims || (!self.by_rows() && owns && !taking))
     }
 
     /// It is not known yet what blocks lanes of shards that were taken.

@@ -32,6 +32,12 @@ pub(crate) enum Claimed {
 }
 
 impl Driver {
+    /// Whether the leases on rows are ours for certain. Without a renewal nothing more is claimed: what is
+    /// claimed would have to be given back.
+    pub(crate) fn owns_rows(&self, now: Instant) -> bool {
+        now + self.config.margin() < self.rows_until
+    }
+
     /// Row leases: the same three reads, each of which claims what it finds.
     pub(crate) fn claim(&mut self, next: NextRead, reserved: Charge) {
         let claim = self.next_claim();

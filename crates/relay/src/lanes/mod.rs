@@ -468,13 +468,13 @@ impl Lanes {
         claimed.into_iter().map(in_hand).collect()
     }
 
-    /// Forgets what waits: the claims on it have run out (row leases).
+    /// Forgets what waits: the server that it was claimed on is another one (row leases).
     pub fn forget_claims(&mut self) {
         let shards = self.known.values().map(|entry| entry.shard).collect();
         self.forget_waiting(&shards);
     }
 
-    /// Gives back what waits (row leases, graceful stop).
+    /// Gives back what waits (row leases): the relay stops or rests, or their claims run out.
     pub fn give_back(&mut self) {
         let waiting: Vec<i64> = self
             .known

@@ -178,17 +178,23 @@ impl Claim for MySqlStore {
     }
 
     async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()> {
-        let mut session = self.session("renewing row leases").await?;
+        // Of however many claims they are: a statement for each would not end before the deadline.
+        let mut in_hand: Vec<(i64, &str)> = Vec::new();
         for RowsInHand { lease, sequences } in rows {
-            for sequences in sequences.chunks(LIST) {
-                let mut query = sqlx::query(self.listing(RENEW_ROWS, sequences.len()))
-                    .bind(micros(relay.lease))
-                    .bind(&lease.token);
-                for sequence in padded(sequences) {
-                    query = query.bind(sequence);
-                }
-                query.execute(&mut *session).await.map_err(failed("renewing row leases"))?;
+            in_hand.extend(sequences.iter().map(|sequence| (*sequence, lease.token.as_str())));
+        }
+        in_hand.sort_unstable();
+        let mut session = self.session("renewing row leases").await?;
+        for rows in in_hand.chunks(LIST) {
+            let mut query =
+                sqlx::query(self.listing(RENEW_ROWS, rows.len())).bind(micros(relay.lease));
+            for (sequence, _) in padded(rows) {
+                query = query.bind(sequence);
             }
+            for (sequence, token) in padded(rows) {
+                query = query.bind(sequence).bind(token);
+            }
+            query.execute(&mut *session).await.map_err(failed("renewing row leases"))?;
         }
         session.done();
         Ok(())
@@ -516,9 +522,9 @@ const TAKE_EXPIRED: &str = "
 const ONE: &str = concat!("select ", columns!(), " from {events} e where e.sequence = ?");
 
 const RENEW_ROWS: &str = concat!(
-    "update {events} e
+    "update {events} e force index (primary)
     set e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
-    where e.locked_by = ? and e.sequence in ({list}) and ",
+    where e.sequence in ({list}) and (e.sequence, e.locked_by) in ({pairs}) and ",
     unsettled!()
 );
 

@@ -234,7 +234,7 @@ impl MySqlStore {
         Ok(AssertSqlSafe(self.listing(template, places).0.replace("{skip_locked}", skip_locked)))
     }
 
-    /// A statement whose `{list}`, or table `{sequences}`, has places for so many values, as
+    /// A statement whose `{list}`, list of `{pairs}`, or table `{sequences}`, has places for so many values, as
     /// [`padded`] gives them.
     fn listing(&self, template: &'static str, places: usize) -> AssertSqlSafe<String> {
         listing(&self.tables, template, places)
@@ -247,6 +247,8 @@ fn listing(tables: &Tables, template: &'static str, places: usize) -> AssertSqlS
     list.truncate(list.len() - 2);
     let statement = tables.sql(template).0;
     let statement = statement.replace("{list}", &list);
+    let pairs = statement.contains("{pairs}").then(|| vec!["(?, ?)"; places].join(", "));
+    let statement = statement.replace("{pairs}", &pairs.unwrap_or_default());
     if !statement.contains("{sequences}") {
         return AssertSqlSafe(statement);
     }
