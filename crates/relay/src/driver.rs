@@ -443,6 +443,7 @@ impl Driver {
         self.settle();
         if self.stopping.is_none() {
             self.survey(now);
+            self.expired_is_settled();
             self.read(now);
             self.look_beyond(now);
             self.reconcile(now);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use posthaste_core::{
     Result,
-    store::{ClaimedRows, Due, Fetched, Limit, Page, RowLease, Wait},
+    store::{ClaimedRows, Due, ExpiredRow, Fetched, Limit, Page, RowLease, Wait},
 };
 
 use crate::{
@@ -28,7 +28,7 @@ pub(crate) enum Claimed {
     /// Rows that were free, and how far claims have come.
     Free(ClaimedRows),
     /// A row whose claim had expired.
-    Expired(Option<Fetched>),
+    Expired(ExpiredRow),
 }
 
 impl Driver {
@@ -43,7 +43,6 @@ impl Driver {
         let claim = self.next_claim();
         let relay = self.shards.relay.clone();
         let store = Arc::clone(&self.store);
-        self.expired = self.expired.filter(|sequence| self.lanes.in_hand(*sequence));
         let may_claim_expired = self.expired.is_none();
         let (deadline, cursor) = (self.config.deadline(), self.source.position().sequence);
         self.tasks.spawn(async move {
@@ -64,7 +63,7 @@ impl Driver {
                 }
                 // What is passed over under row leases is written back instead: nobody is behind.
                 NextRead::Due(..) | NextRead::Replays(..) | NextRead::Behind { .. } => {
-                    Ok(Claimed::Expired(None))
+                    Ok(Claimed::Expired(ExpiredRow::default()))
                 }
             };
             Done::Claimed { claim, next, claimed, reserved }
@@ -86,22 +85,36 @@ impl Driver {
                 // What was given back comes again, and not at once.
                 let page = Page { rows: Vec::new(), position, caught_up: caught_up || known > 0 };
                 let generation = self.source.generation();
+                let before = self.source.position().sequence;
                 match next {
                     NextRead::Late(..) => self.source.read_late(&page, generation, news),
                     _ => self.source.read_ahead(&page, generation, news),
                 }
-            }
-            Some(Claimed::Expired(row)) => {
-                let row = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
-                self.expired = self.expired.or(row.as_ref().map(|row| row.sequence));
-                let news = self.offer_all(row.into_iter().collect(), Origin::Cold, Some(claim));
-                // There may be more whose claim has expired.
-                let due = Due { rows: Vec::new(), more: None, next: None };
-                self.source.read_due(&due, now, news);
-                if news > 0 {
+                if self.once && self.source.position().sequence > before {
+                    // Claims that have expired are looked for up to here.
                     self.source.more_is_due();
                 }
             }
+            Some(Claimed::Expired(ExpiredRow { row, more })) => {
+                let none = row.is_none();
+                let row = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
+                self.expired = self.expired.or(row.as_ref().map(|row| row.sequence));
+                let news = self.offer_all(row.into_iter().collect(), Origin::Cold, Some(claim));
+                let due = Due { rows: Vec::new(), more: None, next: None };
+                self.source.read_due(&due, now, news);
+                // A pass ends only when all were looked at; others go on with the next poll.
+                if self.once && none && more {
+                    self.source.more_is_due();
+                }
+            }
+        }
+    }
+
+    /// One whose claim had expired is done with: the next one is looked for at once.
+    pub(crate) fn expired_is_settled(&mut self) {
+        if self.expired.is_some_and(|sequence| !self.lanes.in_hand(sequence)) {
+            self.expired = None;
+            self.source.more_is_due();
         }
     }
 

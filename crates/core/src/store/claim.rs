@@ -21,6 +21,15 @@ pub struct ClaimedRows {
     pub caught_up: bool,
 }
 
+/// What one look for expired claims has brought.
+#[derive(Debug, Default)]
+pub struct ExpiredRow {
+    /// The row, if it has met one.
+    pub row: Option<Fetched>,
+    /// There are rows left that it has not looked at: the next call goes on there.
+    pub more: bool,
+}
+
 /// Rows in hand under one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowsInHand {
@@ -64,7 +73,7 @@ pub trait Claim {
         relay: &Relay,
         lease: &RowLease,
         until: i64,
-    ) -> Result<Option<Fetched>>;
+    ) -> Result<ExpiredRow>;
 
     /// Claims these rows by their sequence, as far as they are free (hot path). The caller bounds it by what it
     /// asks for: whoever wrote a row has told its size.

@@ -44,7 +44,7 @@ mod wake;
 
 pub use self::{
     audit::{Audit, AuditRecord, Change},
-    claim::{Claim, ClaimedRows, RowLease, RowsInHand},
+    claim::{Claim, ClaimedRows, ExpiredRow, RowLease, RowsInHand},
     control::{Control, Pausable, Pause},
     diagnose::{Diagnose, Finding, Level, OpenTransaction},
     expire::Expire,

@@ -11,7 +11,9 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
+    store::{
+        Claim, ClaimedRows, ExpiredRow, Fetched, Limit, Position, Relay, RowLease, RowsInHand,
+    },
 };
 use sqlx::{MySqlConnection, MySqlExecutor};
 
@@ -142,7 +144,7 @@ impl Claim for MySqlStore {
         relay: &Relay,
         lease: &RowLease,
         _until: i64,
-    ) -> Result<Option<Fetched>> {
+    ) -> Result<ExpiredRow> {
         let mut session = self.session("looking for expired leases").await?;
         let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
             .bind(EXPIRED_LIMIT)
@@ -151,13 +153,15 @@ impl Claim for MySqlStore {
             .map_err(failed("looking for expired leases"))?;
         if expired.is_empty() {
             session.done();
-            return Ok(None);
+            return Ok(ExpiredRow::default());
         }
         let mut transaction = session.begin("claiming an expired event").await?;
-        let taken = self.take_expired(&mut transaction, relay, lease, &expired).await?;
+        let row = self.take_expired(&mut transaction, relay, lease, &expired).await?;
         transaction.commit().await.map_err(failed("claiming an expired event"))?;
         session.done();
-        Ok(taken)
+        // Those that others are just taking are theirs; behind them there may be more.
+        let more = row.is_some() || expired.len() as u64 >= EXPIRED_LIMIT;
+        Ok(ExpiredRow { row, more })
     }
 
     async fn claim_hot(

@@ -14,7 +14,7 @@ use std::{fmt, sync::atomic::Ordering};
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
+    store::{Claim, ClaimedRows, ExpiredRow, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
 };
 use sqlx::{Decode, Postgres, Row, Type, postgres::PgRow};
 
@@ -362,7 +362,7 @@ impl Claim for PostgresStore {
         relay: &Relay,
         lease: &RowLease,
         until: i64,
-    ) -> Result<Option<Fetched>> {
+    ) -> Result<ExpiredRow> {
         // Fresh rows are looked for between the marks and the cursor, a stretch at a time, those that had a
         // time of their own by it.
         const CLAIM_EXPIRED: &str = concat!(
@@ -432,7 +432,7 @@ impl Claim for PostgresStore {
         if row.is_none() {
             self.expired_after.store(after, Ordering::Relaxed);
         }
-        Ok(row)
+        Ok(ExpiredRow { more: row.is_some() || after > 0, row })
     }
 
     async fn claim_hot(

@@ -11,7 +11,9 @@ use std::ops::Range;
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
+    store::{
+        Claim, ClaimedRows, ExpiredRow, Fetched, Limit, Position, Relay, RowLease, RowsInHand,
+    },
 };
 use sqlx::SqliteConnection;
 
@@ -222,7 +224,7 @@ impl Claim for SqliteStore {
         relay: &Relay,
         lease: &RowLease,
         _until: i64,
-    ) -> Result<Option<Fetched>> {
+    ) -> Result<ExpiredRow> {
         const EXPIRED: &str = concat!(
             "select sequence from {events}
             where locked_until < ",
@@ -252,7 +254,7 @@ impl Claim for SqliteStore {
             .await
             .map_err(failed("claiming an expired event"))?;
         let Some(expired) = expired else {
-            return Ok(None);
+            return Ok(ExpiredRow::default());
         };
         // All rows, although there is at most one: SQLite commits after the last row, and
         // `fetch_optional` would not see that the commit failed.
@@ -264,7 +266,8 @@ impl Claim for SqliteStore {
             .fetch_all(&self.writer)
             .await
             .map_err(failed("claiming an expired event"))?;
-        Ok(rows.into_iter().next())
+        // Another claimer may have had it, and may not know the others.
+        Ok(ExpiredRow { row: rows.into_iter().next(), more: true })
     }
 
     async fn claim_hot(

@@ -236,11 +236,11 @@ async fn an_event_that_takes_long_does_not_make_claims_walk_over_what_was_sent_s
     let expired =
         async |s: &PostgresStore| s.claim_expired(&claimer.relay, &claimer.lease, until).await;
     let row = outbox.touches_fewer_than(WINDOW + 1_000, "claim_expired", expired).await;
-    assert_eq!(row.unwrap().sequence, slow[0]);
+    assert_eq!(row.row.unwrap().sequence, slow[0]);
     let mut rest = Vec::new();
     for _ in 0..4 {
         let row = outbox.store.claim_expired(&claimer.relay, &claimer.lease, until).await.unwrap();
-        rest.extend(row.map(|row| row.sequence));
+        rest.extend(row.row.map(|row| row.sequence));
     }
     assert_eq!(rest, fresh, "calls without a row go on where the last one ended");
     outbox.drop().await;

@@ -207,7 +207,7 @@ async fn a_commit_that_fails_is_reported_and_the_next_one_works() {
     let expired: Write = |o| {
         Box::pin(async {
             let row = o.store.claim_expired(&o.relay, &token(3), i64::MAX).await?;
-            assert_eq!(row.unwrap().sequence, o.sequences[3]);
+            assert_eq!(row.row.unwrap().sequence, o.sequences[3]);
             Ok(())
         })
     };

@@ -305,7 +305,7 @@ impl Claimer {
     }
 
     pub(super) async fn claim_expired(&self) -> Option<Fetched> {
-        self.store.claim_expired(&self.relay, &self.lease, i64::MAX).await.unwrap()
+        self.store.claim_expired(&self.relay, &self.lease, i64::MAX).await.unwrap().row
     }
 
     pub(super) async fn settle(&self, batch: &[Settlement]) {
