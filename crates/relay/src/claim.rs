@@ -284,8 +284,9 @@ impl Driver {
             tracing::warn!(shards = lost.len(), "leases ran out before they could be renewed");
             self.lose(&lost);
         }
-        // Whoever works here takes the rest, and no attempt of theirs is counted.
-        if self.by_rows() && !self.owns_rows(now) {
+        // Whoever works here takes the rest, and no attempt of theirs is counted. While it stops, claims that
+        // were under way bring more.
+        if self.by_rows() && (self.stopping.is_some() || !self.owns_rows(now)) {
             self.lanes.give_back();
         }
     }

@@ -24,7 +24,8 @@ impl Driver {
     pub(crate) fn finished(&self) -> bool {
         match &self.stopping {
             Some(stopping) => {
-                let drained = self.lanes.in_flight() == 0
+                let drained = !self.is_claiming()
+                    && self.lanes.in_flight() == 0
                     && self.lanes.unsettled() == 0
                     && !self.settling
                     && self.unwritten.is_empty()
@@ -57,6 +58,12 @@ impl Driver {
             }
             None => false,
         }
+    }
+
+    /// Rows are being claimed, or given back: they would stay claimed for a lease.
+    fn is_claiming(&self) -> bool {
+        let claims = self.source.is_reading() || !self.hot_reads.is_empty();
+        self.by_rows() && (claims || self.giving_back > 0)
     }
 
     /// Releases what is held and forgets the relay, also when an error ended it.
