@@ -99,7 +99,7 @@ impl Driver {
                 let none = row.is_none();
                 let row = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
                 self.expired = self.expired.or(row.as_ref().map(|row| row.sequence));
-                let news = self.offer_all(row.into_iter().collect(), Origin::Cold, Some(claim));
+                let news = self.offer_all(row.into_iter().collect(), Origin::Due, Some(claim));
                 let due = Due { rows: Vec::new(), more: None, next: None };
                 self.source.read_due(&due, now, news);
                 // A pass ends only when all were looked at; others go on with the next poll.

@@ -128,7 +128,7 @@ pub enum Origin {
     Hot,
     /// A poll read it, ahead or late.
     Cold,
-    /// Its time has come.
+    /// Its time has come. Under row leases: its claim had expired.
     Due,
     /// Its lane was released.
     Held,

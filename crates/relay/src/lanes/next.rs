@@ -183,7 +183,7 @@ impl Lanes {
         };
         // It has left its queue and is under way in its lane.
         entry.state = State::Undecided;
-        let deaths = entry.attempts - entry.recorded.attempts();
+        let deaths = entry.attempts.saturating_sub(entry.recorded.attempts());
         let in_doubt = self
             .shards
             .get(&entry.shard)

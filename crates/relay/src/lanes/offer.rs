@@ -196,8 +196,8 @@ impl Lanes {
             key,
             attempts,
             started: 0,
-            // Under row leases an expired claim was counted when it was taken.
-            recorded: if self.rules.unordered && wait == Some(Wait::Suspect) {
+            // Under row leases only a claim that had expired comes so, and was counted when it was taken.
+            recorded: if self.rules.unordered && origin == Origin::Due {
                 Recorded::Attempt
             } else {
                 Recorded::Nothing

@@ -25,6 +25,7 @@ mod left;
 mod outage;
 mod pause;
 mod release;
+mod rows;
 mod schedule;
 mod shares;
 mod spill;
