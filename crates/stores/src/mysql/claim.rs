@@ -43,7 +43,8 @@ impl Claim for MySqlStore {
         let mut session = self.session("claiming events").await?;
         // At most half for those whose time has come: neither they nor the fresh ones starve.
         let half = Limit { rows: limit.rows.div_ceil(2), bytes: limit.bytes.div_ceil(2) };
-        let due = self.due(&mut session, self.fewer(half).rows).await?;
+        let most_due = self.fewer(half).rows.min(LIST);
+        let due = self.due(&mut session, most_due).await?;
         let behind = self.lowest_mark(&mut *session).await?.sequence.max(from.sequence);
         let Ahead { fresh, edge, newest } = self.fresh_ahead(&mut session, behind).await?;
         let mut claimed = ClaimedRows {
@@ -57,7 +58,7 @@ impl Claim for MySqlStore {
         }
         let mut transaction = session.begin("claiming events").await?;
         let mut rows = self.take_listed(&mut transaction, relay, lease, &due, half.bytes).await?;
-        claimed.caught_up &= due.len() < half.rows && rows.len() == due.len();
+        claimed.caught_up &= due.len() < most_due && rows.len() == due.len();
         if fresh {
             let limit = Limit { rows: limit.rows.saturating_sub(rows.len()), ..half };
             let taken =
@@ -311,7 +312,7 @@ impl MySqlStore {
 
     async fn due(&self, connection: &mut MySqlConnection, limit: usize) -> Result<Vec<i64>> {
         sqlx::query_scalar(self.tables.sql(DUE))
-            .bind(limit.min(LIST) as u64)
+            .bind(limit as u64)
             .fetch_all(connection)
             .await
             .map_err(failed("looking for due events"))
