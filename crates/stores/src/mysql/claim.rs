@@ -57,7 +57,8 @@ impl Claim for MySqlStore {
             return Ok(claimed);
         }
         let mut transaction = session.begin("claiming events").await?;
-        let mut rows = self.take_listed(&mut transaction, relay, lease, &due, half.bytes).await?;
+        let taken = self.take_listed(&mut transaction, relay, lease, &due, half.bytes).await?;
+        let mut rows = taken.rows;
         claimed.caught_up &= due.len() < most_due && rows.len() == due.len();
         if fresh {
             let limit = Limit { rows: limit.rows.saturating_sub(rows.len()), ..half };
@@ -92,18 +93,25 @@ impl Claim for MySqlStore {
         } else {
             Sweep::from_mark(self.all_marks(&mut session).await?)
         };
-        let late = self.look_behind(&mut session, &mut sweep, from.sequence).await?;
+        let most = limit.rows.max(1);
+        let late = self.look_behind(&mut session, &mut sweep, from.sequence, most).await?;
         let up_to = sweep.seen.sequence;
         let (floor, climbs) = self.raise_floor(&mut session, sweep.floor, up_to).await?;
         let moved = floor != sweep.floor;
         sweep.floor = floor;
-        let mut rows = Vec::new();
-        if !late.is_empty() {
+        let (mut rows, mut cut) = (Vec::new(), late.cut);
+        if !late.numbers.is_empty() {
             // They can lie far apart.
             let mut transaction = session.begin("sweeping").await?;
-            let late = &late[..late.len().min(limit.rows)];
-            rows = self.take_listed(&mut transaction, relay, lease, late, limit.bytes).await?;
+            let taken = self
+                .take_listed(&mut transaction, relay, lease, &late.numbers, limit.bytes)
+                .await?;
             transaction.commit().await.map_err(failed("sweeping"))?;
+            if taken.cut {
+                // The next sweep is given all of them again; what this one has taken is locked.
+                (sweep.seen, cut) = (late.before, true);
+            }
+            rows = taken.rows;
         }
         let size = rows.iter().fold(0_usize, |size, row| size.saturating_add(row.bytes));
         let rest = Limit {
@@ -112,7 +120,7 @@ impl Claim for MySqlStore {
         };
         let first = sweep.after.max(floor);
         let last = self.edge(&mut session, first).await?.min(from.sequence).max(first);
-        let mut cut = rest.rows == 0 || rest.bytes == 0;
+        cut |= rest.rows == 0 || rest.bytes == 0;
         sweep.after = if cut { first } else { last };
         if !cut && self.fresh_between(&mut session, first, last).await? {
             let mut transaction = session.begin("sweeping").await?;
@@ -176,10 +184,10 @@ impl Claim for MySqlStore {
         }
         let mut session = self.session("claiming hot events").await?;
         let mut transaction = session.begin("claiming hot events").await?;
-        let rows = self.take_listed(&mut transaction, relay, lease, sequences, usize::MAX).await?;
+        let taken = self.take_listed(&mut transaction, relay, lease, sequences, usize::MAX).await?;
         transaction.commit().await.map_err(failed("claiming hot events"))?;
         session.done();
-        Ok(in_order(rows))
+        Ok(in_order(taken.rows))
     }
 
     async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()> {
@@ -400,17 +408,19 @@ impl MySqlStore {
         lease: &RowLease,
         sequences: &[i64],
         bytes: usize,
-    ) -> Result<Vec<Fetched>> {
-        let (mut taken, mut size) = (Vec::new(), 0_usize);
+    ) -> Result<Taken> {
+        let (mut taken, mut size) = (Taken { rows: Vec::new(), cut: false }, 0_usize);
         for sequences in sequences.chunks(LIST) {
             let mut query = sqlx::query(self.locking(LOCK_LISTED, sequences.len()).await?);
             for sequence in padded(sequences) {
                 query = query.bind(sequence);
             }
-            let (rows, _) = self.within(connection, query, bytes.saturating_sub(size)).await?;
+            let left = bytes.saturating_sub(size);
+            let (rows, dropped) = self.within(connection, query, left).await?;
             self.mark_taken(connection, relay, lease, &rows).await?;
             size = rows.iter().fold(size, |size, row| size.saturating_add(row.bytes));
-            taken.extend(rows);
+            taken.cut |= !dropped.is_empty();
+            taken.rows.extend(rows);
         }
         Ok(taken)
     }

@@ -23,6 +23,15 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Most numbers that one step of a sweep walks over.
 const WINDOW: i64 = 50_000;
 
+/// What has appeared late.
+pub(super) struct Late {
+    pub(super) numbers: Vec<i64>,
+    /// There may be more.
+    pub(super) cut: bool,
+    /// The position of a sweep that was given none of them.
+    pub(super) before: Position,
+}
+
 /// Where the sweeps of a relay stand.
 pub(super) struct Sweep {
     /// Nothing fresh is left at or before it but what appears late.
@@ -95,13 +104,15 @@ impl MySqlStore {
         Ok(first.map_or(i64::MAX, |first| first.saturating_add(WINDOW)))
     }
 
-    /// Looks up to the cursor, and lowers the floor to before what has appeared late. Returns that.
+    /// Looks up to the cursor, and lowers the floor to before what has appeared late. Returns at most so many
+    /// of that; the next look goes on with the rest.
     pub(super) async fn look_behind(
         &self,
         session: &mut Stamped,
         sweep: &mut Sweep,
         cursor: i64,
-    ) -> Result<Vec<i64>> {
+        most: usize,
+    ) -> Result<Late> {
         let reader = self.reader(session, &sweep.seen, "sweeping")?;
         sweep.floor = sweep.floor.min(reader.sequence);
         {
@@ -113,17 +124,20 @@ impl MySqlStore {
         let (reader, late, given, frontier) = {
             let tracker = self.tracker_of(reader)?;
             let reader = tracker.again(reader).unwrap_or(reader);
-            let late = tracker.late(reader, i64::MAX, usize::MAX);
+            let late = tracker.late(reader, i64::MAX, most);
             (reader, late, tracker.appeared(), tracker.frontier())
         };
         sweep.floor = sweep.floor.min(reader.sequence);
-        let late: Vec<i64> = late.into_iter().map(|(_, number)| number).collect();
-        if let Some(lowest) = late.iter().min() {
+        let cut = late.len() >= most;
+        let given = late.last().filter(|_| cut).map_or(given, |(given, _)| *given);
+        let numbers: Vec<i64> = late.into_iter().map(|(_, number)| number).collect();
+        if let Some(lowest) = numbers.iter().min() {
             sweep.floor = sweep.floor.min(lowest - 1);
         }
         let sequence = frontier.min(cursor);
+        let before = self.position(Reader { sequence, ..reader })?;
         sweep.seen = self.position(Reader { sequence, given, ..reader })?;
-        Ok(late)
+        Ok(Late { numbers, cut, before })
     }
 
     /// So that a restart does not sweep from the beginning.

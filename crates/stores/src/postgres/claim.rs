@@ -2,10 +2,11 @@
 //!
 //! A claim looks behind its cursor and may pass over rows that another claimer has locked, or that
 //! commit later. A sweep (`claim_late`) goes back for them. The context of both is
-//! `floor;snapshot;after;file;life`: of the rows that the snapshot could see, all up to the floor are
-//! settled or have a `not_before`, by which they are found. What the snapshot could not see is found by
-//! its transaction id: the snapshot names all that were given out by then (see `context`). Sweeps go in
-//! turns over what lies between floor and cursor; the last one has come to `after`. Where the file of the
+//! `floor;snapshot;after;next;walked;file;life`: of the rows that the snapshot could see, all up to the
+//! floor are settled or have a `not_before`, by which they are found. What the snapshot could not see is
+//! found by its transaction id: the snapshot names all that were given out by then (see `context`). When
+//! more of that came than fits, a walk is under way: it has come to `walked`, and then `next` becomes the
+//! snapshot. Sweeps go in turns over what lies between floor and cursor; the last one has come to `after`. Where the file of the
 //! table or the life of the server is another one, nothing is claimed and no mark is written: claims
 //! start again from the stored marks.
 
@@ -192,7 +193,7 @@ impl Claim for PostgresStore {
                 select case when usable then $3 else 0 end as floor,
                        case when usable then array(
                            select x from pg_snapshot_xip(prev) x
-                           where pg_visible_in_snapshot(x, cur)
+                           where pg_visible_in_snapshot(x, coalesce($13::text::pg_snapshot, cur))
                        ) end as ended,
                        case when begun <= $10 then concat(
                            pg_snapshot_xmin(cur), ':', xmax + begun, ':', (
@@ -210,18 +211,20 @@ impl Claim for PostgresStore {
                 ) b
             ),
             late as materialized (
-                select min(e.sequence) as first from seen s
+                select e.sequence from seen s
                 cross join unnest(s.ended) x
                 cross join lateral (
                     select e.sequence from {events} e
-                    where (e.xid, e.sequence) > (x, 0)
+                    where (e.xid, e.sequence) > (x, coalesce($14::bigint, 0))
                       and (e.xid, e.sequence) <= (x, greatest(s.floor, $5))
                       and e.not_before is null and ",
             unsettled!(),
             "
                     order by e.xid, e.sequence
-                    limit 1
+                    limit $6
                 ) e
+                order by e.sequence
+                limit $6
             ),
             moved as materialized (
                 select least(l.first - 1, coalesce(
@@ -236,9 +239,9 @@ impl Claim for PostgresStore {
                            ),
                            greatest(s.floor, least(g.edge, $5))
                        )) as floor,
-                       l.first as late, greatest($5, s.floor) as until
+                       greatest($5, s.floor) as until
                 from seen s
-                cross join late l
+                cross join (select min(sequence) as first from late) l
                 cross join lateral (
                     select (select sequence from {events} where sequence > s.floor
                             order by sequence limit 1) + $9 as edge
@@ -251,10 +254,21 @@ impl Claim for PostgresStore {
                        ) + $9, m.until) as last
                 from moved m
                 cross join lateral (
-                    select greatest(m.floor, least(coalesce($8, m.floor), m.late - 1)) as first
+                    select greatest(m.floor, coalesce($8, m.floor)) as first
                 ) f
             ),
-            found as materialized (
+            came_late as materialized (
+                select e.sequence, ",
+            size!(),
+            " as bytes from {events} e
+                where (select same from here)
+                  and e.sequence = any(array(select sequence from late))
+                  and e.not_before is null and e.locked_until is null and ",
+            unsettled!(),
+            "
+                for update skip locked
+            ),
+            passed_over as materialized (
                 select e.sequence, ",
             size!(),
             " as bytes from {events} e
@@ -264,16 +278,21 @@ impl Claim for PostgresStore {
                   and e.not_before is null and e.locked_until is null and ",
             unsettled!(),
             "
+                  and e.sequence <> all(array(select sequence from came_late))
                 order by e.sequence
-                limit $6
+                limit greatest($6 - (select count(*) from came_late), 0)
                 for update skip locked
             ),
             picked as materialized (
-                select sequence from (
+                select sequence, late from (
                     select f.*, coalesce(sum(bytes) over (
-                        order by sequence rows between unbounded preceding and 1 preceding), 0)
-                        as bytes_before
-                    from found f
+                        order by late desc, sequence
+                        rows between unbounded preceding and 1 preceding), 0) as bytes_before
+                    from (
+                        select c.*, true as late from came_late c
+                        union all
+                        select p.*, false from passed_over p
+                    ) f
                 ) f where bytes_before < $7
             ),
             e as (
@@ -283,40 +302,55 @@ impl Claim for PostgresStore {
                 where e.sequence = any(array(select sequence from picked))
                 returning e.*
             ),
+            -- Of late commits a walk goes on after this one, with the snapshots that it began with.
+            walk as materialized (
+                select case
+                    when c.late_found > c.late_picked
+                        then (select max(sequence) from picked where late)
+                    when (select count(*) from late) >= $6 then (select max(sequence) from late)
+                end as walked, c.*
+                from (
+                    select (select count(*) from came_late) as late_found,
+                           (select count(*) from picked where late) as late_picked,
+                           (select count(*) from passed_over) as found,
+                           (select count(*) from picked where not late) as picked
+                ) c
+            ),
             swept as materialized (
-                select floor, cut, last < until and found > 0 as goes_on, case
-                    when cut then (select max(sequence) from picked)
+                select t.floor, walked, cut, last < until and found > 0 as goes_on, case
+                    when cut then coalesce((select max(sequence) from picked where not late), first)
                     when last < until then last
-                    else floor
-                end as after
-                from stretch, (
-                    select found, found >= $6 or found > picked as cut from (
-                        select (select count(*) from found) as found,
-                               (select count(*) from picked) as picked
-                    ) c
+                    else t.floor
+                end as after, case
+                    when walked is not null then s.prev::text
+                    else coalesce($13, s.next)
+                end as seen, case when walked is not null then coalesce($13, s.next) end as walk
+                from seen s, stretch t, (
+                    select w.*, found >= $6 - late_found or found > picked as cut from walk w
                 ) c
             ),
             marked as (
                 update {shards} s
                 set mark = (select floor from swept),
-                    mark_context = concat_ws('|', (select next from seen), $11::text, $12::text)
+                    mark_context = concat_ws('|', (select seen from swept), $11::text, $12::text)
                 where s.tenant_group = '' and s.shard = any(array(
                         select f.shard from {shards} f
                         where f.tenant_group = '' and f.mark <> (select floor from swept)
                           and (f.locked_by is null or f.locked_until < clock_timestamp())
-                          and (select next from seen) is not null and (select same from here)
+                          and (select seen from swept) is not null and (select same from here)
                         order by f.shard
                         for update skip locked
                     ))
             )
             select ",
             columns!(),
-            ", n.same, n.caught_up, n.floor, n.snapshot, n.after
+            ", n.same, n.caught_up, n.floor, n.snapshot, n.after, n.walk, n.walked
             from (
-                select h.same, not w.cut and not w.goes_on as caught_up,
+                select h.same, not w.cut and not w.goes_on and w.walk is null as caught_up,
                        case when s.next is null then least(s.floor, w.floor) else w.floor end
                            as floor,
-                       coalesce(s.next, s.prev::text) as snapshot, w.after
+                       coalesce(w.seen, s.prev::text) as snapshot, w.after, w.walk,
+                       case when w.walk is not null then w.walked end as walked
                 from here h, seen s, swept w
             ) n
             left join e on true"
@@ -338,6 +372,8 @@ impl Claim for PostgresStore {
             .bind(WIDEST as i64)
             .bind(sweep.file)
             .bind(&sweep.life)
+            .bind(sweep.walk.as_ref().map(|(next, _)| next))
+            .bind(sweep.walk.as_ref().map(|(_, after)| after))
             .fetch_all(&mut *session)
             .await
             .map_err(failed(DOING))?;
@@ -347,6 +383,7 @@ impl Claim for PostgresStore {
             floor: said(&rows, 2, DOING)?,
             snapshot: said(&rows, 3, DOING)?,
             after: said(&rows, 4, DOING)?,
+            walk: said::<Option<String>>(&rows, 5, DOING)?.zip(said(&rows, 6, DOING)?),
             ..sweep
         };
         let rows = in_order(&rows).map_err(failed(DOING))?;
@@ -565,7 +602,7 @@ impl PostgresStore {
             Some((floor, snapshot)) => (floor, Some(snapshot.to_string())),
             None => (0, None),
         };
-        let sweep = Sweep { floor, snapshot, after: None, file, life };
+        let sweep = Sweep { floor, snapshot, after: None, walk: None, file, life };
         Ok((from.sequence.max(floor), sweep))
     }
 }
@@ -591,6 +628,8 @@ struct Sweep {
     /// What could be seen; without it, all rows are looked at again.
     snapshot: Option<String>,
     after: Option<i64>,
+    /// A walk over late commits is under way: what could be seen when it began, and how far it has come.
+    walk: Option<(String, i64)>,
     /// The table's file.
     file: i64,
     /// The server's life.
@@ -599,20 +638,25 @@ struct Sweep {
 
 impl Sweep {
     fn parse(context: &str) -> Option<Self> {
-        let mut parts = context.splitn(5, ';');
+        let mut parts = context.splitn(7, ';');
         let floor = parts.next()?.parse().ok()?;
         let snapshot = Some(parts.next()?.to_owned()).filter(|snapshot| !snapshot.is_empty());
         let after = parts.next()?.parse().ok();
+        let walk = Some(parts.next()?.to_owned()).zip(parts.next()?.parse().ok());
         let file = parts.next()?.parse().ok()?;
         let life = parts.next()?.to_owned();
-        Some(Self { floor, snapshot, after, file, life })
+        Some(Self { floor, snapshot, after, walk, file, life })
     }
 }
 
 impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { floor, snapshot, after, file, life } = self;
+        let Self { floor, snapshot, after, walk, file, life } = self;
         let after = after.map(|after| after.to_string()).unwrap_or_default();
-        write!(f, "{floor};{};{after};{file};{life}", snapshot.as_deref().unwrap_or_default())
+        write!(f, "{floor};{};{after};", snapshot.as_deref().unwrap_or_default())?;
+        match walk {
+            Some((next, walked)) => write!(f, "{next};{walked};{file};{life}"),
+            None => write!(f, ";;{file};{life}"),
+        }
     }
 }
