@@ -10,12 +10,15 @@
 //! table or the life of the server is another one, nothing is claimed and no mark is written: claims
 //! start again from the stored marks.
 
-use std::{fmt, sync::atomic::Ordering};
+use std::{fmt, sync::PoisonError};
 
 use async_trait::async_trait;
 use posthaste_core::{
     Result,
-    store::{Claim, ClaimedRows, ExpiredRow, Fetched, Limit, Position, Relay, RowLease, RowsInHand},
+    store::{
+        Claim, ClaimedRows, DueKey, ExpiredRow, Fetched, Limit, Position, Relay, RowLease,
+        RowsInHand,
+    },
 };
 use sqlx::{Decode, Postgres, Row, Type, postgres::PgRow};
 
@@ -25,7 +28,7 @@ use super::{
     life::moved,
     micros,
     read::{WINDOW, bytes, in_order},
-    row::COLUMNS,
+    row::{COLUMNS, Micros},
 };
 use crate::{failure::failed, sessions::Session};
 
@@ -401,7 +404,7 @@ impl Claim for PostgresStore {
         until: i64,
     ) -> Result<ExpiredRow> {
         // Fresh rows are looked for between the marks and the cursor, a stretch at a time, those that had a
-        // time of their own by it.
+        // time of their own by it, a page at a time: a destination that was down leaves very many of them.
         const CLAIM_EXPIRED: &str = concat!(
             "with stretch as materialized (
                 select first, least($3, (
@@ -424,11 +427,22 @@ impl Claim for PostgresStore {
                 limit 1
                 for update skip locked
             ),
+            walked as materialized (
+                select e.not_before, e.sequence, (e.locked_until < statement_timestamp() and ",
+            unsettled!(),
+            ") as wanted
+                from {events} e
+                where e.not_before <= statement_timestamp()
+                  and (e.not_before, e.sequence) > ($6, $7)
+                order by e.not_before, e.sequence
+                limit ",
+            walked!(),
+            "
+            ),
             due as materialized (
                 select e.sequence from {events} e
-                where e.not_before <= statement_timestamp()
-                  and e.locked_until < statement_timestamp()
-                  and ",
+                where e.sequence = any(array(select sequence from walked where wanted))
+                  and e.locked_until < statement_timestamp() and ",
             unsettled!(),
             "
                 limit 1
@@ -447,29 +461,44 @@ impl Claim for PostgresStore {
             )
             select ",
             columns!(),
-            ", case when s.last < $3 then s.last else 0 end
+            ", case when s.last < $3 then s.last else 0 end, w.not_before, w.sequence
             from stretch s
+            left join (
+                select not_before, sequence from walked
+                order by not_before, sequence
+                limit 1 offset ",
+            walked!(),
+            " - 1
+            ) w on true
             left join e on true"
         );
         const DOING: &str = "claiming an expired event";
 
+        let searched = *self.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = searched.due.unwrap_or(DueKey { at: i64::MIN, sequence: 0 });
         let mut session = self.sessions.take(DOING).await?;
         let rows = sqlx::query(self.tables.sql(CLAIM_EXPIRED))
             .bind(&lease.token)
             .bind(micros(relay.lease))
             .bind(until)
-            .bind(self.expired_after.load(Ordering::Relaxed))
+            .bind(searched.fresh)
             .bind(WINDOW)
+            .bind(Micros(due.at))
+            .bind(due.sequence)
             .fetch_all(&mut *session)
             .await
             .map_err(failed(DOING))?;
         session.done();
-        let after: i64 = said(&rows, 0, DOING)?;
+        let at: Option<Micros> = said(&rows, 1, DOING)?;
+        let sequence: Option<i64> = said(&rows, 2, DOING)?;
+        let due = at.zip(sequence).map(|(at, sequence)| DueKey { at: at.0, sequence });
+        let after = Searched { fresh: said(&rows, 0, DOING)?, due };
         let row = in_order(&rows).map_err(failed(DOING))?.pop();
         if row.is_none() {
-            self.expired_after.store(after, Ordering::Relaxed);
+            *self.searched.lock().unwrap_or_else(PoisonError::into_inner) = after;
         }
-        Ok(ExpiredRow { more: row.is_some() || after > 0, row })
+        let more = row.is_some() || after.fresh > 0 || after.due.is_some();
+        Ok(ExpiredRow { row, more })
     }
 
     async fn claim_hot(
@@ -620,6 +649,15 @@ where
 /// Whether there is nothing more to claim, from a server that is still the same.
 fn said_caught_up(rows: &[PgRow], doing: &'static str) -> Result<bool> {
     if said(rows, 0, doing)? { said(rows, 1, doing) } else { Err(moved(doing)) }
+}
+
+/// How far expired claims were looked for: the next look goes on there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Searched {
+    /// Among fresh rows.
+    fresh: i64,
+    /// Among those whose time had come.
+    due: Option<DueKey>,
 }
 
 /// Where the claims of a relay stand, beside their cursor.

@@ -18,6 +18,7 @@ mod life;
 
 mod leases;
 
+#[macro_use]
 mod read;
 
 mod claim;
@@ -93,8 +94,8 @@ pub struct PostgresStore {
     listen_url: Option<Arc<str>>,
     /// How many shards there are, once `check` or `migrate` has learnt it.
     shards: Arc<OnceLock<u16>>,
-    /// Up to here the walk for expired row leases has come.
-    expired_after: Arc<AtomicI64>,
+    /// Up to here expired row leases were looked for.
+    searched: Arc<Mutex<claim::Searched>>,
     /// How far events beyond late commits were looked at.
     beyond: Arc<AtomicI64>,
     /// The life of the server in which shards were taken last.
@@ -126,7 +127,7 @@ impl PostgresStore {
             tables,
             listen_url: None,
             shards: Arc::default(),
-            expired_after: Arc::default(),
+            searched: Arc::default(),
             beyond: Arc::default(),
             taken_in: Arc::default(),
         }
