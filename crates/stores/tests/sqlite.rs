@@ -490,7 +490,7 @@ async fn plans_use_the_indexes() {
             "T USING INDEX T_not_before_idx",
         ),
         ("where p.aggregate_id = e.aggregate_id", "p USING INDEX T_aggregate_idx (aggregate_id=?"),
-        ("where locked_until < ", "T USING INDEX T_locked_idx"),
+        ("where locked_until is not null and (locked_until < ", "T USING INDEX T_locked_idx"),
         ("set sent_at = ", "T USING INTEGER PRIMARY KEY (rowid=?)"),
     ] {
         let (_, plan) = plans

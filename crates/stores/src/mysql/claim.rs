@@ -155,7 +155,13 @@ impl Claim for MySqlStore {
         _until: i64,
     ) -> Result<ExpiredRow> {
         let mut session = self.session("looking for expired leases").await?;
+        let longest: String = sqlx::query_scalar(self.tables.sql(LONGEST))
+            .bind(relay.lease.as_millis() as i64)
+            .fetch_one(&mut *session)
+            .await
+            .map_err(failed("looking for expired leases"))?;
         let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
+            .bind(&longest)
             .bind(EXPIRED_LIMIT)
             .fetch_all(&mut *session)
             .await
@@ -165,7 +171,7 @@ impl Claim for MySqlStore {
             return Ok(ExpiredRow::default());
         }
         let mut transaction = session.begin("claiming an expired event").await?;
-        let row = self.take_expired(&mut transaction, relay, lease, &expired).await?;
+        let row = self.take_expired(&mut transaction, relay, lease, &expired, &longest).await?;
         transaction.commit().await.map_err(failed("claiming an expired event"))?;
         session.done();
         // Those that others are just taking are theirs; behind them there may be more.
@@ -513,17 +519,34 @@ impl MySqlStore {
     }
 }
 
+/// Further ahead than any lease is long, twice.
+const LONGEST: &str = "
+    select cast(timestampadd(microsecond,
+        2000 * greatest(?, coalesce((select max(lease_ms) from {relays}), 0)), utc_timestamp(6)) as char)";
+
+/// Whether the row lease of `e` is over, or lies further ahead than any is long: the clock was set back, and
+/// its relay is gone, or renews it soon.
+macro_rules! over {
+    () => {
+        "(e.locked_until < utc_timestamp(6) or e.locked_until > ?)"
+    };
+}
+
 /// Through the index of what is locked, which is little.
 const EXPIRED: &str = concat!(
     "select e.sequence from {events} e force index ({bare}_locked_idx)
-    where e.locked_by is not null and e.locked_until < utc_timestamp(6) and ",
+    where e.locked_by is not null and ",
+    over!(),
+    " and ",
     unsettled!(),
     " order by e.locked_until limit ?"
 );
 
 const LOCK_EXPIRED: &str = concat!(
     "select e.sequence from {events} e force index (primary)
-    where e.sequence in ({list}) and e.locked_until < utc_timestamp(6) and ",
+    where e.sequence in ({list}) and ",
+    over!(),
+    " and ",
     unsettled!(),
     " order by e.sequence limit 1 for update {skip_locked}"
 );
@@ -557,11 +580,13 @@ impl MySqlStore {
         relay: &Relay,
         lease: &RowLease,
         expired: &[i64],
+        longest: &str,
     ) -> Result<Option<Fetched>> {
         let mut query = sqlx::query_scalar(self.locking(LOCK_EXPIRED, expired.len()).await?);
         for sequence in padded(expired) {
             query = query.bind(sequence);
         }
+        let query = query.bind(longest);
         let locked: Option<i64> = query
             .fetch_optional(&mut *connection)
             .await

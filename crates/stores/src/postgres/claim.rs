@@ -47,6 +47,14 @@ macro_rules! here {
     };
 }
 
+/// Whether the row lease of `e` is over, or lies further ahead than any lease is long, twice: the clock was
+/// set back, and its relay is gone, or renews it soon.
+macro_rules! over {
+    () => {
+        "(e.locked_until < statement_timestamp() or e.locked_until > (select until from longest))"
+    };
+}
+
 /// Bytes of payload and headers of `e`.
 macro_rules! size {
     () => {
@@ -406,7 +414,12 @@ impl Claim for PostgresStore {
         // Fresh rows are looked for between the marks and the cursor, a stretch at a time, those that had a
         // time of their own by it, a page at a time: a destination that was down leaves very many of them.
         const CLAIM_EXPIRED: &str = concat!(
-            "with stretch as materialized (
+            "with longest as materialized (
+                select statement_timestamp() + 2 * greatest($2 * interval '1 microsecond', (
+                    select max(lease_ms) * interval '1 millisecond' from {relays}
+                )) as until
+            ),
+            stretch as materialized (
                 select first, least($3, (
                     select sequence from {events} where sequence > first order by sequence limit 1
                 ) + $5) as last
@@ -419,8 +432,9 @@ impl Claim for PostgresStore {
                 select e.sequence from {events} e
                 where e.sequence > (select first from stretch)
                   and e.sequence <= (select last from stretch)
-                  and e.not_before is null and e.locked_until < statement_timestamp()
-                  and ",
+                  and e.not_before is null and ",
+            over!(),
+            " and ",
             unsettled!(),
             "
                 order by e.sequence
@@ -428,7 +442,9 @@ impl Claim for PostgresStore {
                 for update skip locked
             ),
             walked as materialized (
-                select e.not_before, e.sequence, (e.locked_until < statement_timestamp() and ",
+                select e.not_before, e.sequence, (",
+            over!(),
+            " and ",
             unsettled!(),
             ") as wanted
                 from {events} e
@@ -441,8 +457,9 @@ impl Claim for PostgresStore {
             ),
             due as materialized (
                 select e.sequence from {events} e
-                where e.sequence = any(array(select sequence from walked where wanted))
-                  and e.locked_until < statement_timestamp() and ",
+                where e.sequence = any(array(select sequence from walked where wanted)) and ",
+            over!(),
+            " and ",
             unsettled!(),
             "
                 limit 1

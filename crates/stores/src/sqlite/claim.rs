@@ -44,6 +44,22 @@ macro_rules! within {
     };
 }
 
+/// Whether a row lease is over, or lies further ahead than any lease is long, twice: the clock was set back,
+/// and its relay is gone, or renews it soon.
+macro_rules! over {
+    ($lease:literal) => {
+        concat!(
+            "locked_until is not null and (locked_until < ",
+            now!(),
+            " or locked_until > ",
+            now!(),
+            " + 2 * max(",
+            $lease,
+            ", coalesce((select max(lease_ms) * 1000 from {relays}), 0)))"
+        )
+    };
+}
+
 /// Most numbers that one claim walks over.
 const WINDOW: i64 = 50_000;
 
@@ -227,8 +243,8 @@ impl Claim for SqliteStore {
     ) -> Result<ExpiredRow> {
         const EXPIRED: &str = concat!(
             "select sequence from {events}
-            where locked_until < ",
-            now!(),
+            where ",
+            over!("?1"),
             " and ",
             unsettled!(),
             "
@@ -240,8 +256,8 @@ impl Claim for SqliteStore {
             set locked_by = ?1, locked_until = ",
             now!(),
             " + ?2, attempts = attempts + 1
-            where sequence = ?3 and locked_until < ",
-            now!(),
+            where sequence = ?3 and ",
+            over!("?2"),
             " and ",
             unsettled!(),
             "
@@ -250,6 +266,7 @@ impl Claim for SqliteStore {
         );
 
         let expired: Option<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
+            .bind(micros(relay.lease))
             .fetch_optional(&self.reader)
             .await
             .map_err(failed("claiming an expired event"))?;
