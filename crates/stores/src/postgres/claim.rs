@@ -120,12 +120,15 @@ impl Claim for PostgresStore {
                     from found f
                 ) f where bytes_before < $6
             ),
+            -- What is due and does not fit says nothing of where fresh rows are.
             cut as materialized (
-                select found >= $4 or found > picked as cut, due >= greatest($4 / 2, 1) as more_due
+                select found >= $4 or found - due > picked - due_picked as cut,
+                       due >= greatest($4 / 2, 1) or due > due_picked as more_due
                 from (
                     select (select count(*) from found) as found,
                            (select count(*) from picked) as picked,
-                           (select count(*) from due) as due
+                           (select count(*) from due) as due,
+                           (select count(*) from picked where not fresh) as due_picked
                 ) c
             ),
             e as (
