@@ -97,9 +97,17 @@ impl Driver {
             }
             Some(Claimed::Expired(ExpiredRow { row, more })) => {
                 let none = row.is_none();
+                // The lease of one that is in hand has ended, and is ours again.
+                let row = row.filter(|row| !self.lanes.adopt(row, claim));
                 let row = row.map(|row| Fetched { wait: Some(Wait::Suspect), ..row });
-                self.expired = self.expired.or(row.as_ref().map(|row| row.sequence));
+                let sequence = row.as_ref().map(|row| row.sequence);
                 let news = self.offer_all(row.into_iter().collect(), Origin::Due, Some(claim));
+                if news > 0 {
+                    self.expired = self.expired.or(sequence);
+                } else {
+                    // Another event has its number here.
+                    self.unclaim(claim, sequence.into_iter().collect(), false);
+                }
                 let due = Due { rows: Vec::new(), more: None, next: None };
                 self.source.read_due(&due, now, news);
                 // A pass ends only when all were looked at; others go on with the next poll.

@@ -209,9 +209,12 @@ impl Driver {
         }
         let refused: BTreeSet<i64> = report.refused.iter().copied().collect();
         self.log_failures(batch, &refused);
-        self.lanes.stats.stale_settles += refused.len() as u64;
-        let (stale, written): (Vec<i64>, Vec<i64>) =
-            batch.in_hand(&self.shards).partition(|sequence| refused.contains(sequence));
+        let again = self.settle_again(batch, &refused);
+        self.lanes.stats.stale_settles += (refused.len() - again.len()) as u64;
+        let (stale, written): (Vec<i64>, Vec<i64>) = batch
+            .in_hand(&self.shards)
+            .filter(|sequence| !again.contains(sequence))
+            .partition(|sequence| refused.contains(sequence));
         self.lanes.refused(stale);
         self.lanes.settled(written, self.clock.now());
         self.fall_behind();
@@ -220,6 +223,20 @@ impl Driver {
         }
         let lost = self.shards.lost(&batch.held(&report.stale_shards));
         self.lose(&lost);
+    }
+
+    /// What was refused because its event was claimed anew meanwhile is written under that claim.
+    fn settle_again(&mut self, batch: &Batch, refused: &BTreeSet<i64>) -> BTreeSet<i64> {
+        let mut again = BTreeSet::new();
+        for (fence, part) in batch.parts.iter().filter(|_| !refused.is_empty()) {
+            let Fence::Rows(lease) = fence else { continue };
+            for settlement in part.iter().filter(|one| refused.contains(&one.sequence)) {
+                if self.lanes.settle_again(settlement, lease) {
+                    again.insert(settlement.sequence);
+                }
+            }
+        }
+        again
     }
 
     /// Says what failed, once it is written: every death, and retries in one line a batch.

@@ -43,7 +43,7 @@ use std::{
 
 use posthaste_core::{
     Key,
-    store::{Identity, RowLease, RowsInHand, Settlement, Verdict},
+    store::{Fetched, Identity, RowLease, RowsInHand, Settlement, Verdict},
 };
 
 use crate::{
@@ -466,6 +466,35 @@ impl Lanes {
         let in_hand =
             |(lease, sequences): (&RowLease, _)| RowsInHand { lease: lease.clone(), sequences };
         claimed.into_iter().map(in_hand).collect()
+    }
+
+    /// This row is in hand, and was claimed anew when its lease had ended (row leases): what becomes of it is
+    /// written under the new claim. Returns whether it is.
+    pub fn adopt(&mut self, row: &Fetched, lease: &Arc<RowLease>) -> bool {
+        let Some(entry) = self.known.get_mut(&row.sequence) else { return false };
+        if entry.identity != row.identity || entry.lease.is_none() {
+            return false;
+        }
+        entry.lease = Some(Arc::clone(lease));
+        for unsettled in &mut self.settlements {
+            if unsettled.settlement.sequence == row.sequence {
+                unsettled.lease = Some(Arc::clone(lease));
+            }
+        }
+        true
+    }
+
+    /// This was refused under an earlier claim than the one that the event is in hand by (row leases): it is
+    /// written again. Returns whether it is.
+    pub fn settle_again(&mut self, settlement: &Settlement, refused: &RowLease) -> bool {
+        let entry = self.known.get(&settlement.sequence);
+        let entry = entry.filter(|entry| matches!(entry.state, State::Settling(_)));
+        let lease = entry.and_then(|entry| entry.lease.clone()).filter(|lease| **lease != *refused);
+        let adopted = lease.is_some();
+        if adopted {
+            self.settlements.push_back(Unsettled { settlement: settlement.clone(), lease });
+        }
+        adopted
     }
 
     /// Forgets what waits: the server that it was claimed on is another one (row leases).

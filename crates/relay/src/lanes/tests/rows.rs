@@ -38,3 +38,29 @@ fn an_expired_claim_was_counted_when_it_was_taken() {
     assert!(dispatch(&mut lanes).is_empty(), "three relays died of it");
     assert_eq!(lanes.next_settlements(1)[0].settlement.attempts, 3);
 }
+
+#[test]
+fn what_is_in_hand_goes_by_its_last_claim() {
+    let mut lanes = by_rows();
+    for sequence in [1, 2] {
+        lanes.offer(row(sequence, 1), Origin::Cold, Some(&claim(1)), now());
+    }
+    assert_eq!(dispatch(&mut lanes), [1, 2]);
+    lanes.published(vec![(1, Outcome::Delivered)], now());
+    // One waits for its settle, one is in flight; the third is nobody's.
+    let adopted = [1, 2, 3].map(|sequence| lanes.adopt(&row(sequence, 1), &claim(2)));
+    assert_eq!(adopted, [true, true, false]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    let batch = lanes.next_settlements(10);
+    let leases: Vec<_> = batch.iter().map(|one| one.lease.clone()).collect();
+    assert_eq!(leases, [Some(claim(2)), Some(claim(2))]);
+    // It was claimed anew while it was being written.
+    assert!(!lanes.settle_again(&batch[0].settlement, &claim(2)), "the claim is gone");
+    assert!(lanes.adopt(&row(1, 1), &claim(3)));
+    assert!(lanes.settle_again(&batch[0].settlement, &claim(2)));
+    let again = lanes.next_settlements(10).remove(0);
+    assert_eq!((again.settlement.sequence, again.lease), (1, Some(claim(3))));
+    let other = Identity { id: Some(uuid::Uuid::nil()), ..Identity::default() };
+    lanes.offer(row(4, 1), Origin::Cold, Some(&claim(1)), now());
+    assert!(!lanes.adopt(&Fetched { identity: other, ..row(4, 1) }, &claim(2)));
+}
