@@ -243,7 +243,7 @@ impl Lanes {
     }
 
     /// Not now, and the cursor does not bring it again.
-    fn put_off(&mut self, entry: Entry, sequence: i64, now: Instant) -> Offered {
+    fn put_off(&mut self, mut entry: Entry, sequence: i64, now: Instant) -> Offered {
         // A blocker whose lane is busy is in hand in some way already.
         if self.is_busy(entry.lane) {
             return Offered::Ignored;
@@ -251,6 +251,8 @@ impl Lanes {
         if let Some(id) = entry.lane {
             self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         }
+        // It is not handed over: the attempt that was counted with its claim is none.
+        entry.attempts -= std::mem::take(&mut entry.recorded).attempts();
         self.known.insert(sequence, entry);
         self.set_aside(sequence, now);
         Offered::Held

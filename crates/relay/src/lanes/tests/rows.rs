@@ -64,3 +64,13 @@ fn what_is_in_hand_goes_by_its_last_claim() {
     lanes.offer(row(4, 1), Origin::Cold, Some(&claim(1)), now());
     assert!(!lanes.adopt(&Fetched { identity: other, ..row(4, 1) }, &claim(2)));
 }
+
+#[test]
+fn an_expired_claim_that_its_destination_does_not_take_costs_no_attempt() {
+    let mut lanes = by_rows();
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    assert_eq!(lanes.offer(suspect(3), Origin::Due, Some(&claim(1)), now()), Offered::Held);
+    let settlement = lanes.next_settlements(1).remove(0).settlement;
+    assert_eq!(settlement.attempts, 2);
+    assert!(matches!(settlement.verdict, Verdict::Retry { .. }), "{settlement:?}");
+}
