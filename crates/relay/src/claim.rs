@@ -61,6 +61,7 @@ impl Driver {
         let held = self.shards.held();
         let mark = self.mark();
         let rows = if self.by_rows() { self.lanes.claimed() } else { Vec::new() };
+        let listed_at = self.claiming.listed_at(now);
         let relay = self.shards.relay.clone();
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
         let (by_rows, deadline) = (self.by_rows(), self.config.deadline());
@@ -69,8 +70,8 @@ impl Driver {
                 let census = within(deadline, store.heartbeat(&relay, reserved)).await?;
                 let mut renewed = None;
                 if renew {
-                    // Rows that were claimed since these were listed are not renewed.
-                    let asked_at = if by_rows { now } else { clock.now() };
+                    // Rows that come from claims under way are not renewed.
+                    let asked_at = if by_rows { listed_at } else { clock.now() };
                     let mut still = Vec::new();
                     if by_rows {
                         if !rows.is_empty() {

@@ -40,7 +40,7 @@ use crate::{
     pauses::Pauses,
     read::Survey,
     route::Routes,
-    rows::Claimed,
+    rows::{Claimed, UnderWay},
     settle::Batch,
     shards::Shards,
     source::{NextRead, Source, Take},
@@ -244,6 +244,8 @@ pub(crate) struct Driver {
     /// Those that were found and wait for late ones of their key: until then, or until all have come.
     pub(crate) waiting_beyond: HashMap<i64, Option<Instant>>,
     pub(crate) claims: u64,
+    /// Claims under way.
+    pub(crate) claiming: UnderWay,
     /// Writes under way that give rows back.
     pub(crate) giving_back: usize,
     /// The claim that had expired and is in hand: the next such one waits for its outcome.
@@ -356,6 +358,7 @@ impl Driver {
             clogged_since: None,
             waiting_beyond: HashMap::new(),
             claims: 0,
+            claiming: UnderWay::default(),
             giving_back: 0,
             expired: None,
             reconciling: false,
@@ -504,6 +507,7 @@ impl Driver {
             }
             Done::Claimed { claim, next, claimed, reserved } => {
                 drop(reserved);
+                self.claiming.end(&claim);
                 self.claimed(&claim, &next, claimed, now);
             }
             Done::Hot { read, rows, reserved, beyond } => {
@@ -526,6 +530,7 @@ impl Driver {
             }
             Done::HotClaimed { claim, rows, reserved } => {
                 drop(reserved);
+                self.claiming.end(&claim);
                 match rows {
                     Ok(rows) => {
                         let taken = self.offer_claimed(rows, Origin::Hot, &claim, now);

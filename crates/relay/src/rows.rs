@@ -15,6 +15,27 @@ use crate::{
     source::NextRead,
 };
 
+/// The claims that are under way, each since when. What they bring is not among the rows that are renewed
+/// meanwhile: its leases count from then.
+#[derive(Debug, Default)]
+pub(crate) struct UnderWay(Vec<(Arc<RowLease>, Instant)>);
+
+impl UnderWay {
+    fn begin(&mut self, claim: &Arc<RowLease>, now: Instant) {
+        self.0.push((Arc::clone(claim), now));
+    }
+
+    /// It was answered, or failed.
+    pub(crate) fn end(&mut self, claim: &Arc<RowLease>) {
+        self.0.retain(|(known, _)| known != claim);
+    }
+
+    /// From when the leases of all rows count that are listed now, and of those to come.
+    pub(crate) fn listed_at(&self, now: Instant) -> Instant {
+        self.0.iter().map(|(_, since)| *since).fold(now, Instant::min)
+    }
+}
+
 /// What became of claimed rows.
 pub(crate) struct Taken {
     /// They are in hand now.
@@ -187,6 +208,32 @@ impl Driver {
 
     pub(crate) fn next_claim(&mut self) -> Arc<RowLease> {
         self.claims += 1;
-        Arc::new(RowLease { token: format!("{}#{}", self.shards.relay.owner(), self.claims) })
+        let token = format!("{}#{}", self.shards.relay.owner(), self.claims);
+        let claim = Arc::new(RowLease { token });
+        self.claiming.begin(&claim, self.clock.now());
+        claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn leases_count_from_the_oldest_claim_that_is_under_way_when_rows_are_listed() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let claim = |number: u32| Arc::new(RowLease { token: format!("r#{number}") });
+        let mut claiming = UnderWay::default();
+        assert_eq!(claiming.listed_at(at(1)), at(1));
+        claiming.begin(&claim(1), at(1));
+        claiming.begin(&claim(2), at(2));
+        assert_eq!(claiming.listed_at(at(3)), at(1));
+        claiming.end(&claim(1));
+        assert_eq!(claiming.listed_at(at(3)), at(2));
+        claiming.end(&claim(2));
+        assert_eq!(claiming.listed_at(at(3)), at(3));
     }
 }
