@@ -91,12 +91,18 @@ impl Lanes {
         // Under `global` an event of a paused key waits in its lane.
         let key = entry.key.filter(|_| !self.rules.global || entry.lane.is_none());
         let key_paused = key.and_then(|key| self.paused_keys.get(&key));
-        if let Some(since) = breaker.paused.as_ref().or(key_paused) {
-            let what = if breaker.paused.is_some() { "destination" } else { "key" };
-            self.write_back(sequence, pause_wait(*since, now), format!("its {what} is paused"));
-            return;
+        let (mut after, error) = match breaker.paused.as_ref().or(key_paused) {
+            Some(since) => {
+                let what = if breaker.paused.is_some() { "destination" } else { "key" };
+                (pause_wait(*since, now), format!("its {what} is paused"))
+            }
+            None => breaker.wait(now),
+        };
+        if self.rules.unordered {
+            // Nothing is passed over here: whatever came is written back.
+            let destination = entry.destination;
+            after = self.at(destination).line_up(after, now);
         }
-        let (after, error) = breaker.wait(now);
         self.write_back(sequence, after, error);
     }
 

@@ -4,7 +4,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     ops::Range,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use posthaste_core::{
@@ -76,7 +76,16 @@ pub(super) struct Destination {
     /// The last walk over what is due left events of it in the table, though it takes events: there was no room for
     /// them, or they come in their place.
     pub(super) due_waits: bool,
+    /// When the last event comes again that was written back because it could not go (row leases).
+    lined_up: Option<Instant>,
 }
+
+/// Events that cannot go come again so far apart. However many they are, claiming them and writing them back
+/// leaves room for those of other destinations.
+const APART: Duration = Duration::from_micros(500);
+
+/// No later than this.
+const LAST_IN_LINE: Duration = Duration::from_mins(10);
 
 /// Keys whose events were passed over: later events of theirs must not overtake them. Those of other keys
 /// may.
@@ -168,7 +177,20 @@ impl Destination {
             skipped: None,
             left_due: false,
             due_waits: false,
+            lined_up: None,
         }
+    }
+
+    /// How long an event is written back for that is to come again after this time: behind those that were
+    /// written back before.
+    pub(super) fn line_up(&mut self, after: Duration, now: Instant) -> Duration {
+        let after = match self.lined_up {
+            Some(last) => after.max((last + APART).saturating_duration_since(now)),
+            None => after,
+        };
+        let after = after.min(LAST_IN_LINE);
+        self.lined_up = Some(now + after);
+        after
     }
 
     pub(super) fn has_ready(&self) -> bool {

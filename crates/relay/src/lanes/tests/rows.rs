@@ -74,3 +74,29 @@ fn an_expired_claim_that_its_destination_does_not_take_costs_no_attempt() {
     assert_eq!(settlement.attempts, 2);
     assert!(matches!(settlement.verdict, Verdict::Retry { .. }), "{settlement:?}");
 }
+
+#[test]
+fn many_that_cannot_go_come_again_one_after_the_other() {
+    const EVENTS: i64 = 10_000;
+
+    let mut lanes = by_rows();
+    lanes.pause(&BTreeSet::new(), &BTreeSet::from(["there"]), now());
+    for sequence in 1..=EVENTS {
+        lanes.offer(row(sequence, 1), Origin::Cold, Some(&claim(1)), now());
+    }
+    let waits: Vec<Duration> = lanes
+        .next_settlements(EVENTS as usize)
+        .into_iter()
+        .map(|unsettled| match unsettled.settlement.verdict {
+            Verdict::Retry { after, .. } => after,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(waits[0], Duration::from_secs(1));
+    assert!(waits.is_sorted());
+    assert!(waits[waits.len() - 1] > Duration::from_secs(5), "2,000 a second");
+    // Few of them, some time later, do not wait for those.
+    lanes.offer(row(EVENTS + 1, 1), Origin::Cold, Some(&claim(2)), later(60_000));
+    let next = lanes.next_settlements(1).remove(0).settlement.verdict;
+    assert!(matches!(next, Verdict::Retry { after, .. } if after <= Duration::from_secs(15)));
+}
