@@ -13,8 +13,11 @@ const STRETCHES: usize = 256;
 /// they are listed: a transaction with many events shows all of them at once, or none.
 const LONG_RUN: i64 = 64;
 
-/// Most numbers that one statement looks at.
-const PIECE: i64 = 100_000;
+/// Most numbers that one statement looks at. Where they take long, it looks at fewer.
+pub(super) const PIECE: i64 = 100_000;
+
+/// No piece is smaller than this.
+pub(super) const LEAST: i64 = LONG_RUN;
 
 /// Gaps that are no further apart than this are looked at together, with the rows between them.
 const NEAR: i64 = 8;
@@ -148,9 +151,9 @@ impl Gaps {
         Self(unused)
     }
 
-    /// A part that one look takes in: the numbers from `from` on that were seen missing by `by`.
-    pub(super) fn part(&self, from: i64, by: Instant) -> Part {
-        let mut part = Part { from, ..Part::default() };
+    /// A part that one look takes in: the numbers from `from` on that were seen missing by `by`, `piece` of them at most.
+    pub(super) fn part(&self, from: i64, by: Instant, piece: i64) -> Part {
+        let mut part = Part { from, piece, ..Part::default() };
         let mut numbers = 0;
         let start = self.0.partition_point(|gap| gap.last < from);
         for gap in self.0[start..].iter().filter(|gap| gap.seen <= by) {
@@ -165,7 +168,7 @@ impl Gaps {
                 Some(before) => last - before.last,
                 None => last - first + 1,
             };
-            if numbers > 0 && numbers + more > PIECE || near.is_none() && full {
+            if numbers > 0 && numbers + more > piece || near.is_none() && full {
                 part.end = first - 1;
                 return part;
             }
@@ -236,6 +239,8 @@ fn within(numbers: &[i64], gap: Gap) -> impl Iterator<Item = i64> {
 pub(super) struct Part {
     pub(super) from: i64,
     pub(super) end: i64,
+    /// Most numbers that it has.
+    pub(super) piece: i64,
     /// Nothing is missing after it.
     pub(super) is_last: bool,
     /// The missing numbers.
@@ -261,8 +266,13 @@ impl Part {
 
     /// Whether all of it can be looked at without seeking where the rows are.
     pub(super) fn is_small(&self) -> bool {
-        let numbers = |stretch: &Stretch| stretch.last.saturating_sub(stretch.first);
-        self.stretches.iter().map(numbers).fold(0, i64::saturating_add) <= PIECE
+        self.numbers() <= self.piece
+    }
+
+    /// How many numbers are looked at.
+    pub(super) fn numbers(&self) -> i64 {
+        let numbers = |stretch: &Stretch| (stretch.last - stretch.first).saturating_add(1);
+        self.stretches.iter().map(numbers).fold(0, i64::saturating_add)
     }
 
     /// Narrows the long runs down: `first` tells for each of them, in order, the first number at which there is a row. It
@@ -281,11 +291,11 @@ impl Part {
             let Some(found) = first.next().flatten() else {
                 continue;
             };
-            if numbers >= PIECE && !narrowed.is_empty() {
+            if numbers >= self.piece && !narrowed.is_empty() {
                 end = Some(stretch.first - 1);
                 break;
             }
-            let piece = (PIECE - numbers).clamp(LONG_RUN, PIECE);
+            let piece = (self.piece - numbers).clamp(LONG_RUN, self.piece);
             let last = stretch.last.min(found.saturating_add(piece - 1));
             numbers += last - found + 1;
             let rest = last < stretch.last;
@@ -309,6 +319,7 @@ impl Default for Part {
         Self {
             from: i64::MIN,
             end: i64::MAX,
+            piece: PIECE,
             is_last: false,
             gaps: Gaps::default(),
             stretches: Vec::new(),
@@ -353,7 +364,7 @@ mod tests {
         let now = Instant::now();
         let huge = 1_000_000_000_000_000;
         let gaps = gaps(&[(1, 64), (100, huge), (huge + 9, huge + 9)], now);
-        let whole = gaps.part(0, now);
+        let whole = gaps.part(0, now, PIECE);
         assert_eq!(stretches(&whole), [(1, 64), (100, huge), (huge + 9, huge + 9)]);
         assert_eq!(whole.long(), [(100, huge)]);
         assert!(!whole.is_small());
@@ -367,7 +378,7 @@ mod tests {
         assert_eq!(stretches(&some), [(1, 64), (5_000_000, end)]);
         assert_eq!((some.end, some.is_last), (end, false));
         assert_eq!(runs(&some.gaps), [(1, 64), (100, end)]);
-        assert_eq!(stretches(&gaps.part(end + 1, now))[0], (end + 1, huge));
+        assert_eq!(stretches(&gaps.part(end + 1, now, PIECE))[0], (end + 1, huge));
     }
 
     #[test]
@@ -375,7 +386,7 @@ mod tests {
         let now = Instant::now();
         let list: Vec<_> = (0..9).map(|n| (n * 100_000, n * 100_000 + 29_999)).collect();
         let gaps = gaps(&list, now);
-        let mut part = gaps.part(0, now);
+        let mut part = gaps.part(0, now, PIECE);
         let first: Vec<_> = part.long().iter().map(|run| Some(run.0)).collect();
         part.begin_long_at(first);
         let numbers: i64 = part.stretches.iter().map(|one| one.last - one.first + 1).sum();
@@ -391,13 +402,13 @@ mod tests {
         let list: Vec<_> = (1..=300).map(|n| (n * 100, n * 100 + 1)).collect();
         let mut gaps = gaps(&list, now);
         gaps.add(150, 150, later);
-        let first = gaps.part(i64::MIN, now);
+        let first = gaps.part(i64::MIN, now, PIECE);
         assert_eq!(stretches(&first), list[..256]);
         assert_eq!((first.end, first.is_last), (25_699, false));
-        let second = gaps.part(first.end + 1, now);
+        let second = gaps.part(first.end + 1, now, PIECE);
         assert_eq!(stretches(&second), list[256..]);
         assert_eq!((second.end, second.is_last), (30_001, true));
-        assert!(gaps.part(second.end + 1, now).is_last);
+        assert!(gaps.part(second.end + 1, now, PIECE).is_last);
     }
 
     #[test]
@@ -456,7 +467,7 @@ mod tests {
         gaps.add_missing(0, &present, Instant::now());
         gaps.add(1_000_000, 1_000_001, Instant::now());
         assert_eq!(gaps.len(), 5001);
-        let part = gaps.part(0, Instant::now());
+        let part = gaps.part(0, Instant::now(), PIECE);
         let expected = [(1, 9_999), (1_000_000, 1_000_001)];
         assert_eq!(stretches(&part), expected, "the far one is alone");
         assert_eq!(part.gaps, gaps);

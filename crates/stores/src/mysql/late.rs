@@ -11,8 +11,9 @@
 //!
 //! Missing numbers are looked at in rounds, from the lowest to the highest, a part at a time
 //! ([`Round`](super::tracker::Round)). A part is as much as one statement looks at. Of a long run it begins at the first row
-//! that is there, committed or not: a run without rows costs one look-up, however long it is. A read looks back for a second
-//! at most, and the next one goes on there. Readers are given numbers up to those that a whole round speaks for.
+//! that is there, committed or not: a run without rows costs one look-up, however long it is. Parts that are cut off or take
+//! long are followed by smaller ones, until one is in time. A read looks back for a second at most, and the next one goes on
+//! there. Readers are given numbers up to those that a whole round speaks for.
 //!
 //! A missing number can still appear if an open transaction has inserted its row, or if a statement has
 //! reserved it and has yet to insert. The first is seen exactly: a read of uncommitted rows shows it. The
@@ -23,7 +24,10 @@
 //! ([`tracker`](super::tracker)). Without the privilege PROCESS other users' statements are not shown; then
 //! a missing number under which nobody has inserted is kept for ten minutes.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use posthaste_core::Result;
 use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Transaction};
@@ -31,7 +35,7 @@ use uuid::Uuid;
 
 use super::{
     MySqlStore,
-    gaps::{Gaps, Part, Run, Stretch},
+    gaps::{Gaps, LEAST, PIECE, Part, Run, Stretch},
     padded,
     statements::Running,
     tracker::{Reader, Round},
@@ -46,6 +50,12 @@ const BLIND: Duration = Duration::from_mins(10);
 /// For so long one read looks back. What is left of the round is for the next one: a read that takes longer than its
 /// deadline would be repeated without end.
 const LOOK_BACK: Duration = Duration::from_secs(1);
+
+/// After a part that took longer, the next ones are smaller.
+const SLOW: Duration = Duration::from_millis(500);
+
+/// After a whole piece that took no longer, the next ones are larger.
+const QUICK: Duration = Duration::from_millis(100);
 
 /// A transaction that sees what is not committed.
 const DIRTY: &str = "set transaction isolation level read uncommitted; start transaction read only";
@@ -75,7 +85,41 @@ impl Closing {
     }
 }
 
+/// A look at a part. One that is dropped before it has ended was cut off or has failed, and so would the same again.
+struct Look<'a> {
+    /// Most numbers of the parts to come.
+    piece: &'a AtomicI64,
+    begun: Instant,
+    size: i64,
+    /// It has ended, and so many numbers were looked at.
+    looked_at: Option<i64>,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        match self.looked_at {
+            Some(looked_at) if took <= SLOW => {
+                if took <= QUICK && looked_at >= self.size / 2 {
+                    let larger = (self.size * 2).min(PIECE);
+                    // Another one may have been cut off meanwhile.
+                    let _ = self.piece.compare_exchange(self.size, larger, Relaxed, Relaxed);
+                }
+            }
+            _ => drop(self.piece.fetch_min((self.size / 2).max(LEAST), Relaxed)),
+        }
+    }
+}
+
 impl MySqlStore {
+    fn piece(&self) -> i64 {
+        self.piece.load(Relaxed)
+    }
+
+    fn begin_look(&self, part: &Part) -> Look<'_> {
+        Look { piece: &self.piece, begun: Instant::now(), size: part.piece, looked_at: None }
+    }
+
     /// The numbers that are visible after `after`, up to `up_to`, at most `limit`, in order.
     pub(super) async fn look(
         &self,
@@ -102,7 +146,7 @@ impl MySqlStore {
     ) -> Result<Vec<i64>> {
         let (mut from, mut visible) = (i64::MIN, Vec::new());
         loop {
-            let mut part = gaps.part(from, Instant::now());
+            let mut part = gaps.part(from, Instant::now(), self.piece());
             visible.extend(self.probe_part(connection, &mut part, only).await?);
             if part.is_last {
                 return Ok(visible);
@@ -121,7 +165,7 @@ impl MySqlStore {
         let begun = Instant::now();
         let mut from = i64::MIN;
         loop {
-            let mut part = gaps.part(from, begun);
+            let mut part = gaps.part(from, begun, self.piece());
             let visible = self.probe_part(connection, &mut part, Some(only)).await?;
             if !visible.is_empty() || !part.is_last && begun.elapsed() > LOOK_BACK {
                 return Ok(true);
@@ -140,6 +184,7 @@ impl MySqlStore {
         part: &mut Part,
         only: Option<&'static str>,
     ) -> Result<Vec<i64>> {
+        let mut look = self.begin_look(part);
         if !part.is_small() {
             // Also for what is committed: it would walk over all that is not, to the end of the run.
             let mut transaction = begin_dirty(connection).await?;
@@ -147,6 +192,7 @@ impl MySqlStore {
             transaction.commit().await.map_err(failed(DOING))?;
         }
         let visible = self.list(connection, &part.stretches, only).await?;
+        look.looked_at = Some(part.numbers());
         Ok(part.gaps.clone().take(&visible))
     }
 
@@ -157,6 +203,7 @@ impl MySqlStore {
         connection: &mut MySqlConnection,
         part: &mut Part,
     ) -> Result<(Vec<i64>, Vec<i64>)> {
+        let mut look = self.begin_look(part);
         let mut transaction = begin_dirty(connection).await?;
         self.seek(&mut transaction, part).await?;
         let found = self.list(&mut transaction, &part.stretches, None).await?;
@@ -166,7 +213,7 @@ impl MySqlStore {
         used.take_unused((part.from, part.end), Instant::now(), &inserted);
         let (mut from, mut visible) = (part.from, Vec::new());
         while !used.is_empty() {
-            let mut part = used.part(from, Instant::now());
+            let mut part = used.part(from, Instant::now(), part.piece);
             // Each begins with a row.
             let first: Vec<_> = part.long().iter().map(|run| Some(run.0)).collect();
             part.begin_long_at(first);
@@ -176,6 +223,7 @@ impl MySqlStore {
             }
             from = part.end + 1;
         }
+        look.looked_at = Some(part.numbers());
         Ok((inserted, part.gaps.clone().take(&visible)))
     }
 
@@ -335,7 +383,7 @@ impl MySqlStore {
                 let Some(next) = next else {
                     return Ok(true);
                 };
-                (tracker.missing.part(next, round.began), tracker.recalls())
+                (tracker.missing.part(next, round.began, self.piece()), tracker.recalls())
             };
             let (inserted, visible) = match &closing {
                 // After the statements: whatever one of them has inserted before it ended is seen. And only what

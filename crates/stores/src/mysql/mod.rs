@@ -129,6 +129,8 @@ pub struct MySqlStore {
     /// Held by the one read that looks on from the tracker's frontier.
     looking: Arc<tokio::sync::Mutex<()>>,
     looking_back: Arc<tokio::sync::Mutex<()>>,
+    /// Most numbers of a part of a round.
+    piece: Arc<AtomicI64>,
     /// Bytes of an average event of the last page.
     average: Arc<AtomicUsize>,
     /// How far events beyond late commits were looked at.
@@ -172,6 +174,7 @@ impl MySqlStore {
             tracker: Arc::new(Mutex::new(Tracker::new(""))),
             looking: Arc::default(),
             looking_back: Arc::default(),
+            piece: Arc::new(AtomicI64::new(gaps::PIECE)),
             average: Arc::default(),
             beyond: Arc::default(),
             floor_kept: Arc::default(),

@@ -650,6 +650,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::mysql::gaps::PIECE;
 
     const ALL: Run = (i64::MIN, i64::MAX);
 
@@ -749,7 +750,7 @@ mod tests {
         tracker.looked(104, &[110], 110, now + second);
         let same = tracker.round(now + second).unwrap();
         assert_eq!((same.began, tracker.next_part(round)), (now, Some(51)));
-        let part = tracker.missing.part(same.next, same.began);
+        let part = tracker.missing.part(same.next, same.began, PIECE);
         let left: Vec<_> = part.gaps.iter().map(|gap| (gap.first, gap.last)).collect();
         assert_eq!(left, [(51, 99), (101, 103)], "what was seen since is for the next one");
         tracker.looked_back(part.end, part.is_last, second);
