@@ -29,6 +29,8 @@ use uuid::Uuid;
 mod claims;
 #[path = "mysql/jumps.rs"]
 mod jumps;
+#[path = "mysql/lives.rs"]
+mod lives;
 #[path = "mysql/rounds.rs"]
 mod rounds;
 #[path = "mysql/statements.rs"]

@@ -67,6 +67,8 @@ struct Order {
     answer: Answer,
     /// `None` only tells.
     silence: Option<Silence>,
+    /// The answer is kept back for so long.
+    delay: Duration,
     /// Told when the answer came.
     came: oneshot::Sender<Instant>,
 }
@@ -90,12 +92,18 @@ impl Proxy {
     /// Swallows one answer and all that comes after it on the same connection. Returns when that
     /// happened. Other connections are untouched.
     pub fn swallow(&self, answer: Answer, silence: Silence) -> oneshot::Receiver<Instant> {
-        self.order(answer, Some(silence))
+        self.order(answer, Some(silence), Duration::ZERO)
     }
 
     /// Returns when this answer came and was forwarded.
     pub fn forwards(&self, answer: Answer) -> oneshot::Receiver<Instant> {
-        self.order(answer, None)
+        self.order(answer, None, Duration::ZERO)
+    }
+
+    /// Keeps one answer back for so long; nothing else goes through its connection meanwhile. Returns when
+    /// it came.
+    pub fn delay(&self, answer: Answer, by: Duration) -> oneshot::Receiver<Instant> {
+        self.order(answer, None, by)
     }
 
     /// Swallows every answer on every connection, also on those that are made meanwhile. A connection
@@ -104,9 +112,14 @@ impl Proxy {
         lock(&self.orders).muted = muted;
     }
 
-    fn order(&self, answer: Answer, silence: Option<Silence>) -> oneshot::Receiver<Instant> {
+    fn order(
+        &self,
+        answer: Answer,
+        silence: Option<Silence>,
+        delay: Duration,
+    ) -> oneshot::Receiver<Instant> {
         let (came, waiting) = oneshot::channel();
-        lock(&self.orders).orders.push(Order { answer, silence, came });
+        lock(&self.orders).orders.push(Order { answer, silence, delay, came });
         waiting
     }
 }
@@ -175,7 +188,7 @@ impl Connection {
                 }
                 read = server.read(&mut down), if !server_left => {
                     let read = read.unwrap_or(0);
-                    self.came();
+                    tokio::time::sleep(self.came()).await;
                     if self.silent.is_some() {
                         // The client of a silent connection does not learn that the server has left.
                         server_left = read == 0;
@@ -212,17 +225,20 @@ impl Connection {
         self.under_way.extend(taken.map(|order| (order.answer.after, order)));
     }
 
-    /// The server has sent something.
-    fn came(&mut self) {
+    /// The server has sent something. Returns for how long it is kept back.
+    fn came(&mut self) -> Duration {
+        let mut delay = Duration::ZERO;
         self.answered = true;
         if lock(&self.orders).muted {
             self.silent.get_or_insert(Silence::BothWays);
         }
         for (_, order) in self.under_way.extract_if(.., |(after, _)| *after == 0) {
             self.silent = self.silent.or(order.silence);
+            delay = delay.max(order.delay);
             // Nobody may be waiting any more.
             let _ = order.came.send(Instant::now());
         }
+        delay
     }
 }
 
@@ -279,6 +295,19 @@ mod tests {
         swallowed.await.unwrap();
         assert_eq!(ask(&mut one, "read").await, None, "it stays silent");
         assert_eq!(ask(&mut two, "pause").await, Some(5), "the others are untouched");
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn one_answer_is_delayed_and_its_connection_goes_on() {
+        let (server, serving) = echo().await;
+        let proxy = Proxy::start(server).await.unwrap();
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        let by = Duration::from_millis(100);
+        let delayed = proxy.delay(Answer { to: "read", after: 0 }, by);
+        assert_eq!(ask(&mut client, "read").await, Some(4));
+        assert!(delayed.await.unwrap().elapsed() >= by);
+        assert_eq!(ask(&mut client, "bind").await, Some(4));
         serving.abort();
     }
 

@@ -17,7 +17,7 @@ use super::{MySqlStore, tracker::Tracker};
 use crate::{failure::failed, sessions::Session};
 
 /// By how many seconds the start of one server may differ when it is asked twice: both the time and the
-/// uptime are whole seconds.
+/// uptime are whole seconds, and a second may pass between them.
 const DOUBT: i64 = 2;
 
 /// Who the server is, as a statement can ask at any time.
@@ -200,20 +200,33 @@ impl MySqlStore {
 
 /// Who the server is, and since when it seems to run.
 async fn who(connection: &mut MySqlConnection) -> sqlx::Result<String> {
-    const WHO: &str = concat!("select ", server!(), ", cast(unix_timestamp() as signed)");
+    const WHO: &str = concat!("select ", server!());
     const UID: &str = "show global variables where variable_name in ('server_uuid', 'server_uid')";
+    const NOW: &str = "select cast(unix_timestamp(now(6)) * 1000 as signed)";
     const UPTIME: &str = "show global status where variable_name = 'Uptime'";
 
-    let (server, now): (String, i64) =
-        sqlx::query_as(WHO).persistent(false).fetch_one(&mut *connection).await?;
+    let server: String =
+        sqlx::query_scalar(WHO).persistent(false).fetch_one(&mut *connection).await?;
     let text = |row: MySqlRow| row.try_get_unchecked::<String, _>(1);
     let uid: Option<String> =
         sqlx::query(UID).persistent(false).try_map(text).fetch_optional(&mut *connection).await?;
-    let uptime: String =
-        sqlx::query(UPTIME).persistent(false).try_map(text).fetch_one(connection).await?;
-    let started = now - uptime.parse::<i64>().unwrap_or(0);
     let server = format!("{server}/{}", uid.unwrap_or_default()).replace('|', "/");
-    Ok(format!("{server}/{started}"))
+    let mut before: i64 = sqlx::raw_sql(NOW).fetch_one(&mut *connection).await?.try_get(0)?;
+    // Whoever waits for the connection gives up some day.
+    loop {
+        let uptime = text(sqlx::raw_sql(UPTIME).fetch_one(&mut *connection).await?)?;
+        let after = sqlx::raw_sql(NOW).fetch_one(&mut *connection).await?.try_get(0)?;
+        if let Some(started) = started(before, uptime.parse().unwrap_or(0), after) {
+            return Ok(format!("{server}/{started}"));
+        }
+        before = after;
+    }
+}
+
+/// When the server was started that had run for so many seconds between these two times, in milliseconds; `None` if
+/// that is not known well enough.
+fn started(before: i64, uptime: i64, after: i64) -> Option<i64> {
+    (before..=before + 1000).contains(&after).then_some(before / 1000 - uptime)
 }
 
 /// Whether both are lives of one server that began at the same time, as far as can be told.
@@ -241,7 +254,7 @@ pub(super) fn moved(doing: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::is_same;
+    use super::{is_same, started};
 
     #[test]
     fn a_life_is_a_server_and_its_start_give_or_take_a_few_seconds() {
@@ -249,5 +262,12 @@ mod tests {
         assert!(!is_same("vm/3306/1/uid=/100", "vm/3306/1/uid=/90"), "restarted");
         assert!(!is_same("vm/3306/1/uid=/100", "vm/3307/1/uid=/100"), "another server");
         assert!(!is_same("", ""));
+    }
+
+    #[test]
+    fn the_start_of_a_server_is_not_known_where_the_time_has_moved_while_it_was_asked() {
+        assert_eq!(started(500_700, 400, 500_900), Some(100));
+        assert_eq!(started(500_700, 402, 503_100), None, "a pause");
+        assert_eq!(started(500_700, 400, 490_900), None, "the clock was set");
     }
 }
