@@ -12,7 +12,8 @@
 //! - One whose transaction locks no table only reads: a statement that inserts locks the table for its first
 //!   row. The server's list of transactions tells, if it is fresh. It is an old copy while others poll it;
 //!   one that shows the very statement which asks for it is not. The lock comes a moment after the first
-//!   number. So this must be seen twice, a second apart, and never of one that waits to insert.
+//!   number. So this must be seen twice, a second apart, and never of one that waits to insert. It tells that no number
+//!   was taken before the first time: the next one may be.
 //! - One that is in the midst of its work has committed nothing since it began. Whether it is still the
 //!   same is told by its number on MariaDB, by its age on MySQL.
 //! - A thread of the server that applies what another server has sent may insert under any number until it says that it
@@ -103,7 +104,7 @@ struct Statement {
     busy: bool,
     /// It waits to insert a row, or does.
     inserts: bool,
-    /// It began after this; `None` if that is not known.
+    /// It began after this, or has taken no number before; `None` if that is not known.
     began: Option<Instant>,
     /// Its session has been seen at work since then.
     at_work: Instant,
@@ -171,7 +172,7 @@ pub(super) struct Watched {
     number: i64,
     /// Before it was seen.
     noted: Instant,
-    /// It began after this.
+    /// It began after this, or has taken no number before.
     pub(super) began: Option<Instant>,
 }
 
@@ -206,7 +207,7 @@ impl Running {
         }
     }
 
-    /// All of them began after this; `None` if that is not known.
+    /// None of them can use a number that was given out before this; `None` if that is not known.
     pub(super) fn since(&self) -> Option<Instant> {
         self.statements.values().map(|statement| statement.began).min().unwrap_or(Some(self.asked))
     }
@@ -243,15 +244,20 @@ impl Running {
         at_work.min().is_some_and(|since| self.asked.duration_since(since) >= LONG)
     }
 
-    /// Leaves out those that had locked nothing, and were the same, both times. Returns their sessions.
-    fn leave_out(&mut self, earlier: &Readers, now: &Readers) -> Vec<u64> {
+    /// Those that had locked nothing, and were the same, both times: until the first time they had taken no number.
+    /// Returns their sessions.
+    fn only_read(&mut self, earlier: &Readers, now: &Readers) -> Vec<u64> {
         let ago = self.answered.duration_since(earlier.asked);
-        let reads = |session: &u64, statement: &mut Statement| {
+        let mut sessions = Vec::new();
+        for (session, statement) in &mut self.statements {
             let same = |&number: &i64| statement.is(number, ago);
             let read = earlier.sessions.get(session).is_some_and(same);
-            read && now.sessions.contains_key(session) && !statement.inserts
-        };
-        self.statements.extract_if(reads).map(|(session, _)| session).collect()
+            if read && now.sessions.contains_key(session) && !statement.inserts {
+                statement.began = statement.began.max(Some(earlier.asked));
+                sessions.push(*session);
+            }
+        }
+        sessions
     }
 }
 
@@ -323,7 +329,7 @@ impl MySqlStore {
         Ok(None)
     }
 
-    /// Leaves out those that only read, if some have been at work for long.
+    /// Finds out which only read, if some have been at work for long.
     pub(super) async fn without_readers(
         &self,
         connection: &mut MySqlConnection,
@@ -344,10 +350,10 @@ impl MySqlStore {
         };
         let earlier = self.tracker().readers.replace(now.clone());
         if let Some(earlier) = earlier {
-            let readers = running.leave_out(&earlier, &now);
+            let readers = running.only_read(&earlier, &now);
             let mut tracker = self.tracker();
             if tracker.id() == id {
-                tracker.only_read(&readers);
+                tracker.only_read(&readers, earlier.asked);
             }
         }
         Ok(running)
@@ -494,9 +500,21 @@ mod tests {
         let mut running = listed(later, &list, None);
         running.statements.get_mut(&5).unwrap().inserts = true;
         let now = readers(later, &[(1, 11), (2, 22), (4, 14), (5, 15)]);
-        assert_eq!(running.leave_out(&earlier, &now), [1]);
-        let mut left: Vec<u64> = running.statements.keys().copied().collect();
+        assert_eq!(running.only_read(&earlier, &now), [1]);
+        let readers = |(&session, one): (&u64, &Statement)| one.began.is_none().then_some(session);
+        let mut left: Vec<u64> = running.statements.iter().filter_map(readers).collect();
         left.sort_unstable();
         assert_eq!(left, [2, 3, 4, 5], "another one, a lock, new, waits to insert");
+    }
+
+    #[test]
+    fn a_reader_can_use_numbers_that_are_given_out_after_it_was_seen_first() {
+        let now = Instant::now();
+        let later = now + SECOND;
+        let readers = |asked| Readers { asked, sessions: [(1, 11)].into() };
+        let mut running = listed(later, &[(1, 11, true)], None);
+        assert_eq!(running.since(), None, "nobody knows when it began");
+        assert_eq!(running.only_read(&readers(now), &readers(later)), [1]);
+        assert_eq!(running.since(), Some(now), "its first number may be a younger one");
     }
 }

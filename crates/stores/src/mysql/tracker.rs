@@ -390,17 +390,19 @@ impl Tracker {
         self.missing.take_unused(run, until, inserted);
     }
 
-    /// The statements of these sessions only read. Gives up the quiet numbers that no other one can use: when they
-    /// became quiet nothing was inserted under them, and nobody but these could.
-    pub(super) fn only_read(&mut self, sessions: &[u64]) {
+    /// The statements of these sessions only read until then. Gives up the quiet numbers of before that no other one can
+    /// use: when they became quiet nothing was inserted under them, and nobody but these could.
+    pub(super) fn only_read(&mut self, sessions: &[u64], until: Instant) {
         if sessions.is_empty() {
             return;
         }
-        self.watched.retain(|watched| !sessions.iter().any(|&session| watched.is_of(session)));
-        if self.watched.is_empty() {
-            (self.quiet, self.unlisted) = (Gaps::default(), None);
-        } else if let Some(until) = self.watched.iter().map(|watched| watched.began).min().flatten()
-        {
+        for watched in &mut self.watched {
+            if sessions.iter().any(|&session| watched.is_of(session)) {
+                watched.began = watched.began.max(Some(until));
+            }
+        }
+        let began = self.watched.iter().map(|watched| watched.began);
+        if let Some(until) = began.min().unwrap_or(Some(until)) {
             self.quiet.take_unused((i64::MIN, i64::MAX), until, &[]);
             self.unlisted = self.unlisted.filter(|&(_, seen)| seen > until);
         }
@@ -830,14 +832,17 @@ mod tests {
         let now = begun + 9 * second;
         let runs = |session, began| Running::of_one(session, 12, now, began);
         tracker.hush(ALL, now, &[], runs(7, begun).watched().chain(runs(8, begun).watched()));
-        tracker.only_read(&[7]);
+        let until = begun + 2 * second;
+        tracker.only_read(&[7], until);
         assert!(tracker.has_quiet(), "the other one can use them");
         tracker.hush(ALL, now, &[], runs(9, begun + 2 * second).watched());
-        tracker.only_read(&[8]);
+        tracker.only_read(&[8], begun);
+        assert!(tracker.has_quiet(), "it may have begun to insert since");
+        tracker.only_read(&[8], until);
         assert!(!tracker.has_quiet(), "the third one began after they were seen");
         tracker.looked(4, &[9], 9, begun + 3 * second);
         tracker.hush(ALL, now, &[], std::iter::empty());
-        tracker.only_read(&[9]);
+        tracker.only_read(&[7, 8, 9], begun + 3 * second);
         assert!(tracker.misses_nothing());
     }
 
