@@ -31,7 +31,6 @@ use std::{
 
 use posthaste_core::Result;
 use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Transaction};
-use uuid::Uuid;
 
 use super::{
     MySqlStore,
@@ -344,20 +343,21 @@ impl MySqlStore {
 
     /// Learns what has appeared since, and gives up what nobody can use, for as long as one read may. How far that has come
     /// the tracker tells.
-    pub(super) async fn look_back(&self, connection: &mut MySqlConnection) -> Result<()> {
+    pub(super) async fn look_back(
+        &self,
+        connection: &mut MySqlConnection,
+        reader: Reader,
+    ) -> Result<()> {
         // One at a time: what one look finds unused another one may have seen appear meanwhile.
         let _looking_back = self.looking_back.lock().await;
         let begun = Instant::now();
         loop {
-            let (id, round) = {
-                let mut tracker = self.tracker();
-                (tracker.id(), tracker.round(Instant::now()))
-            };
-            let Some(round) = round else {
+            // Another server's rows say nothing about what is missing here.
+            let Some(round) = self.tracker_of(reader)?.round(Instant::now()) else {
                 return Ok(());
             };
             // The end of one that had begun before says little about what was committed since.
-            let in_time = self.go_round(connection, id, round, begun + LOOK_BACK).await?;
+            let in_time = self.go_round(connection, reader, round, begun + LOOK_BACK).await?;
             if !in_time || round.began >= begun {
                 return Ok(());
             }
@@ -369,18 +369,17 @@ impl MySqlStore {
     async fn go_round(
         &self,
         connection: &mut MySqlConnection,
-        id: Uuid,
+        reader: Reader,
         round: Round,
         until: Instant,
     ) -> Result<bool> {
         // After the round has begun: of what stays quiet nothing was committed by then.
-        let closing = self.closing(connection, id, round).await?;
+        let closing = self.closing(connection, reader, round).await?;
         loop {
             let begun = Instant::now();
             let (mut part, recalls) = {
-                let tracker = self.tracker();
-                let next = tracker.next_part(round).filter(|_| tracker.id() == id);
-                let Some(next) = next else {
+                let tracker = self.tracker_of(reader)?;
+                let Some(next) = tracker.next_part(round) else {
                     return Ok(true);
                 };
                 (tracker.missing.part(next, round.began, self.piece()), tracker.recalls())
@@ -391,8 +390,8 @@ impl MySqlStore {
                 Some(_) => self.inserted(connection, &mut part).await?,
                 None => (Vec::new(), self.probe_part(connection, &mut part, None).await?),
             };
-            let mut tracker = self.tracker();
-            if tracker.id() != id || tracker.next_part(round).is_none() {
+            let mut tracker = self.tracker_of(reader)?;
+            if tracker.next_part(round).is_none() {
                 return Ok(true);
             }
             // Of numbers that were taken back meanwhile nobody has looked at what is inserted.
@@ -423,19 +422,19 @@ impl MySqlStore {
     async fn closing(
         &self,
         connection: &mut MySqlConnection,
-        id: Uuid,
+        reader: Reader,
         round: Round,
     ) -> Result<Option<Closing>> {
         let asked = Instant::now();
         if round.closes {
-            let running = match self.recall(connection, id).await? {
-                Some(running) => Some(self.without_readers(connection, id, running).await?),
+            let running = match self.recall(connection, reader).await? {
+                Some(running) => Some(self.without_readers(connection, reader, running).await?),
                 None => None,
             };
             return Ok(Some(Closing { running, asked }));
         }
-        if self.tracker().has_quiet() {
-            self.recall(connection, id).await?;
+        if self.tracker_of(reader)?.has_quiet() {
+            self.recall(connection, reader).await?;
         }
         Ok(None)
     }
@@ -444,13 +443,10 @@ impl MySqlStore {
     pub(super) async fn recall(
         &self,
         connection: &mut MySqlConnection,
-        id: Uuid,
+        reader: Reader,
     ) -> Result<Option<Running>> {
-        let running = self.running(connection).await?;
-        let mut tracker = self.tracker();
-        if tracker.id() == id {
-            tracker.recall_ended(running.as_ref());
-        }
+        let running = self.running(connection, reader).await?;
+        self.tracker_of(reader)?.recall_ended(running.as_ref());
         Ok(running)
     }
 }

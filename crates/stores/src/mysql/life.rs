@@ -254,7 +254,17 @@ pub(super) fn moved(doing: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_same, started};
+    use std::time::{Duration, Instant};
+
+    use posthaste_core::{
+        Event,
+        store::{Limit, Position, Read, Schema},
+    };
+    use posthaste_testkit::tables;
+    use sqlx::mysql::MySqlPoolOptions;
+
+    use super::*;
+    use crate::{Dialect, Tables};
 
     #[test]
     fn a_life_is_a_server_and_its_start_give_or_take_a_few_seconds() {
@@ -269,5 +279,42 @@ mod tests {
         assert_eq!(started(500_700, 400, 500_900), Some(100));
         assert_eq!(started(500_700, 402, 503_100), None, "a pause");
         assert_eq!(started(500_700, 400, 490_900), None, "the clock was set");
+    }
+
+    #[tokio::test]
+    async fn a_reader_of_the_server_before_learns_nothing_for_the_next_one() {
+        let url = std::env::var("POSTHASTE_TEST_MARIADB").expect("run the tests with scripts/test");
+        let pool = MySqlPoolOptions::new().max_connections(6).connect(&url).await.unwrap();
+        let unique = tables::unique("my");
+        let tables = Tables::new(unique.name().clone());
+        let store = MySqlStore::new(pool.clone(), tables.clone());
+        store.migrate(Some(1)).await.unwrap();
+        let mut connection = pool.acquire().await.unwrap();
+        let event = Event::builder("T").payload(&1).build().unwrap();
+        MySql::enqueue(&mut connection, &tables, &[event]).await.unwrap();
+        drop(connection);
+
+        let looking_back = store.looking_back.lock().await;
+        let reading = tokio::spawn({
+            let store = store.clone();
+            async move { store.read_on(&[0], &Position::default(), Limit::rows(10)).await }
+        });
+        while store.tracker().frontier() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        store.live_in(&"another/1".into());
+        {
+            let mut tracker = store.tracker();
+            tracker.reader(&Position::default(), Instant::now());
+            tracker.looked(0, &[9], 9, Instant::now());
+        }
+        drop(looking_back);
+        assert_eq!(reading.await.unwrap().unwrap_err().kind(), ErrorKind::Moved);
+        {
+            let tracker = store.tracker();
+            assert!(tracker.listed.is_none(), "these are statements of the server before");
+            assert_eq!(tracker.missing.len(), 1);
+        }
+        tables::drop_outbox(&pool, &unique).await.unwrap();
     }
 }

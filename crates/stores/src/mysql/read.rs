@@ -137,7 +137,7 @@ impl Read for MySqlStore {
         drop(looking);
         // After the rows: an event that is ahead can have been enqueued after the commit of one that is
         // late.
-        self.look_back(&mut session).await?;
+        self.look_back(&mut session, reader).await?;
         let news = self.tracker_of(reader)?.news(reader, ahead.end, limit.rows);
         let (late, end, given) = match news {
             News::Late { late, end, appeared } => (late, end, appeared),
@@ -173,7 +173,7 @@ impl Read for MySqlStore {
         }
         let mut session = self.session(DOING).await?;
         let reader = self.reader(&session, from, DOING)?;
-        self.look_back(&mut session).await?;
+        self.look_back(&mut session, reader).await?;
         let page = self.late_page(&mut session, shards, reader, limit).await?;
         session.done();
         Ok(page)
@@ -258,7 +258,7 @@ impl Read for MySqlStore {
         // Asked after the rows: whatever was committed before one of them was enqueued is seen. A number
         // that has appeared under something fresh may be of the same key.
         if self.tracker_of(reader)?.has_quiet() {
-            self.recall(&mut session, reader.tracker).await?;
+            self.recall(&mut session, reader).await?;
         }
         let (missing, late, appeared) = {
             let tracker = self.tracker_of(reader)?;

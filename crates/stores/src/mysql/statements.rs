@@ -29,7 +29,7 @@ use posthaste_core::Result;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{MySqlStore, number};
+use super::{MySqlStore, number, tracker::Reader};
 use crate::failure::failed;
 
 const DOING: &str = "looking at running statements";
@@ -300,11 +300,9 @@ impl MySqlStore {
     pub(super) async fn running(
         &self,
         connection: &mut MySqlConnection,
+        reader: Reader,
     ) -> Result<Option<Running>> {
-        let (id, before) = {
-            let tracker = self.tracker();
-            (tracker.id(), tracker.listed.clone())
-        };
+        let before = self.tracker_of(reader)?.listed.clone();
         let asked = Instant::now();
         for (query, age, rounded) in COLUMNS {
             let sql = RUNNING.replace("{query}", query).replace("{age}", age);
@@ -319,10 +317,7 @@ impl MySqlStore {
                 Err(error) => return Err(failed(DOING)(error)),
             };
             let running = Arc::new(Running::new(asked, statements, before.as_deref()));
-            let mut tracker = self.tracker();
-            if tracker.id() == id {
-                tracker.listed = Some(Arc::clone(&running));
-            }
+            self.tracker_of(reader)?.listed = Some(Arc::clone(&running));
             return Ok(Some(Running::clone(&running)));
         }
         // Without a list of statements nothing is known to have ended.
@@ -333,14 +328,14 @@ impl MySqlStore {
     pub(super) async fn without_readers(
         &self,
         connection: &mut MySqlConnection,
-        id: Uuid,
+        reader: Reader,
         mut running: Running,
     ) -> Result<Running> {
         let recent = |at: Instant| at.elapsed() < READERS_INTERVAL;
-        if !running.has_long() || self.tracker().readers_at.is_some_and(recent) {
+        if !running.has_long() || self.tracker_of(reader)?.readers_at.is_some_and(recent) {
             return Ok(running);
         }
-        self.tracker().readers_at = Some(Instant::now());
+        self.tracker_of(reader)?.readers_at = Some(Instant::now());
         let sessions = self.readers(connection).await?;
         let numbers = running.statements.iter();
         let of_readers = numbers.filter(|(session, _)| sessions.contains(session));
@@ -348,13 +343,10 @@ impl MySqlStore {
             asked: running.asked,
             sessions: of_readers.map(|(&session, statement)| (session, statement.number)).collect(),
         };
-        let earlier = self.tracker().readers.replace(now.clone());
+        let earlier = self.tracker_of(reader)?.readers.replace(now.clone());
         if let Some(earlier) = earlier {
             let readers = running.only_read(&earlier, &now);
-            let mut tracker = self.tracker();
-            if tracker.id() == id {
-                tracker.only_read(&readers, earlier.asked);
-            }
+            self.tracker_of(reader)?.only_read(&readers, earlier.asked);
         }
         Ok(running)
     }
@@ -501,8 +493,8 @@ mod tests {
         running.statements.get_mut(&5).unwrap().inserts = true;
         let now = readers(later, &[(1, 11), (2, 22), (4, 14), (5, 15)]);
         assert_eq!(running.only_read(&earlier, &now), [1]);
-        let readers = |(&session, one): (&u64, &Statement)| one.began.is_none().then_some(session);
-        let mut left: Vec<u64> = running.statements.iter().filter_map(readers).collect();
+        let unknown = |(&session, one): (&u64, &Statement)| one.began.is_none().then_some(session);
+        let mut left: Vec<u64> = running.statements.iter().filter_map(unknown).collect();
         left.sort_unstable();
         assert_eq!(left, [2, 3, 4, 5], "another one, a lock, new, waits to insert");
     }

@@ -119,7 +119,7 @@ impl MySqlStore {
             let _looking = self.looking.lock().await;
             self.track(session, reader, cursor, LOOK_LIMIT).await?;
         }
-        self.look_back(session).await?;
+        self.look_back(session, reader).await?;
         // In one answer: another reader can make the tracker start again in between.
         let (reader, late, given, frontier) = {
             let tracker = self.tracker_of(reader)?;
