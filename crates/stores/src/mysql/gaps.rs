@@ -278,25 +278,24 @@ impl Part {
     /// Narrows the long runs down: `first` tells for each of them, in order, the first number at which there is a row. It
     /// ends with the first one of which a piece is left over.
     pub(super) fn begin_long_at(&mut self, first: impl IntoIterator<Item = Option<i64>>) {
-        let short = self.stretches.iter().filter(|stretch| !stretch.long);
-        let mut numbers: i64 = short.map(|stretch| stretch.last - stretch.first + 1).sum();
+        let mut numbers = 0;
         let mut first = first.into_iter();
         let mut end = None;
         let mut narrowed = Vec::with_capacity(self.stretches.len());
         for mut stretch in std::mem::take(&mut self.stretches) {
-            if !stretch.long {
-                narrowed.push(stretch);
-                continue;
+            let room = self.piece - numbers;
+            let (mut found, mut least) = (stretch.first, stretch.last - stretch.first + 1);
+            if stretch.long {
+                let Some(first) = first.next().flatten() else {
+                    continue;
+                };
+                (found, least) = (first, LONG_RUN);
             }
-            let Some(found) = first.next().flatten() else {
-                continue;
-            };
-            if numbers >= self.piece && !narrowed.is_empty() {
+            if numbers > 0 && room < least {
                 end = Some(stretch.first - 1);
                 break;
             }
-            let piece = (self.piece - numbers).clamp(LONG_RUN, self.piece);
-            let last = stretch.last.min(found.saturating_add(piece - 1));
+            let last = stretch.last.min(found.saturating_add(room.max(least) - 1));
             numbers += last - found + 1;
             let rest = last < stretch.last;
             (stretch.first, stretch.last) = (found, last);
@@ -374,11 +373,27 @@ mod tests {
         assert_eq!((empty.end, empty.is_last), (huge + 9, true));
         let mut some = whole;
         some.begin_long_at([Some(5_000_000)]);
-        let end = 5_000_000 + PIECE - 66;
+        let end = 5_000_000 + PIECE - 65;
         assert_eq!(stretches(&some), [(1, 64), (5_000_000, end)]);
         assert_eq!((some.end, some.is_last), (end, false));
         assert_eq!(runs(&some.gaps), [(1, 64), (100, end)]);
         assert_eq!(stretches(&gaps.part(end + 1, now, PIECE))[0], (end + 1, huge));
+    }
+
+    #[test]
+    fn a_long_run_before_many_short_ones_is_a_whole_piece() {
+        let now = Instant::now();
+        let present: Vec<i64> = (150_000..=200_000).map(|n| n * 2 + 1).collect();
+        let mut gaps = Gaps::default();
+        gaps.add_missing(0, &present, now);
+        let mut part = gaps.part(1, now, PIECE);
+        part.begin_long_at([Some(1)]);
+        assert_eq!((part.end, part.is_last), (PIECE, false));
+        assert_eq!(stretches(&part), [(1, PIECE)]);
+        let mut rest = gaps.part(250_000, now, PIECE);
+        rest.begin_long_at([Some(280_001)]);
+        assert_eq!(stretches(&rest), [(280_001, 300_000)], "both would be more than a piece");
+        assert_eq!((rest.end, rest.is_last), (300_001, false));
     }
 
     #[test]
