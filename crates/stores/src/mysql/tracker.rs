@@ -70,6 +70,9 @@ const CLOSING_REST: u32 = 8;
 /// No longer than this counts: numbers that nobody can use would pile up meanwhile.
 const CLOSING_SLOW: Duration = Duration::from_secs(1);
 
+/// Most positions of other trackers whose readers are remembered.
+const LEARNT: usize = 100;
+
 /// With more missing runs than this they are looked at with every read.
 const FEW: usize = 64;
 
@@ -85,6 +88,9 @@ pub(super) struct Tracker {
     /// Missing, too: none of these can appear before a watched statement ends.
     quiet: Gaps,
     watched: Vec<Watched>,
+    /// Where readers stood whose positions other trackers have written, the oldest first. A position that is read from
+    /// again and again is learnt once.
+    learnt: VecDeque<(Position, Reader)>,
     /// The first of the quiet ones that are not listed, and when the last of them was seen.
     unlisted: Option<(i64, Instant)>,
     /// How often quiet ones were taken back.
@@ -167,6 +173,7 @@ impl Tracker {
             missing: Gaps::default(),
             quiet: Gaps::default(),
             watched: Vec::new(),
+            learnt: VecDeque::new(),
             unlisted: None,
             recalls: 0,
             appeared: VecDeque::new(),
@@ -198,6 +205,9 @@ impl Tracker {
 
     /// Where the reader of this position stands. Learns what another tracker has written into it.
     pub(super) fn reader(&mut self, from: &Position, now: Instant) -> Reader {
+        if let Some(&(_, known)) = self.learnt.iter().find(|(learnt, _)| learnt == from) {
+            return self.again(known).unwrap_or(known);
+        }
         let mut reader =
             Reader { tracker: self.id, sequence: from.sequence, given: self.appeared() };
         match Context::parse(&from.context) {
@@ -224,6 +234,10 @@ impl Tracker {
                     (self.round, self.looked_back_from) = (None, 0);
                 }
                 self.frontier = self.frontier.max(Some(reader.sequence));
+                self.learnt.push_back((from.clone(), reader));
+                if self.learnt.len() > LEARNT {
+                    self.learnt.pop_front();
+                }
             }
         }
         self.frontier.get_or_insert(reader.sequence);
@@ -783,6 +797,36 @@ mod tests {
         assert_eq!(tracker.looked_back_from, 9, "they are known");
         tracker.reader(&context("1"), now);
         assert_eq!((tracker.looked_back_from, tracker.next_part(round)), (0, None));
+    }
+
+    #[test]
+    fn a_context_of_another_process_is_learnt_once() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        let from = position(9, format!("a/1|{}:3|1-3,6", Uuid::nil()));
+        let first = tracker.reader(&from, now);
+        tracker.round(now).unwrap();
+        tracker.close((1, 1), now, &[]);
+        tracker.saw(&[2]);
+        tracker.looked_back(9, true, Duration::ZERO);
+        assert_eq!(tracker.reader(&from, now), first);
+        assert_eq!(tracker.looked_back_from, 9, "its rounds go on");
+        let missing: Vec<_> = tracker.missing.iter().map(|gap| (gap.first, gap.last)).collect();
+        assert_eq!(missing, [(3, 3), (6, 6)], "what was given up or found stays so");
+        assert_eq!(numbers(&tracker.late(first, 9, 10)), [2]);
+        // From another place it speaks for other numbers.
+        tracker.reader(&position(12, from.context.clone()), now);
+        assert_eq!(tracker.looked_back_from, 0);
+    }
+
+    #[test]
+    fn no_more_than_so_many_contexts_of_other_processes_are_remembered() {
+        let now = Instant::now();
+        let mut tracker = Tracker::new("a/1");
+        for n in 1..=2 * LEARNT as i64 {
+            tracker.reader(&position(n, format!("a/1|{}:3|", Uuid::nil())), now);
+        }
+        assert_eq!(tracker.learnt.len(), LEARNT);
     }
 
     fn running(at: Instant, began: Instant) -> Running {
