@@ -25,6 +25,15 @@ const NEAR: i64 = 8;
 /// The first and the last of numbers that follow each other.
 pub(super) type Run = (i64, i64);
 
+/// Numbers of which some are missing. All up to the last had been given out when the last one was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) first: i64,
+    pub(super) last: i64,
+    /// When the last one was seen.
+    pub(super) seen: Instant,
+}
+
 /// Runs of missing numbers, in order, none overlapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Gaps(Vec<Gap>);
@@ -56,14 +65,15 @@ impl Gaps {
         self.0.first().map(|gap| gap.first)
     }
 
-    /// Adds the numbers after `after` that are missing among `present`, which holds all visible ones
+    /// Adds the numbers after `after` up to `end` that are missing among `present`, which holds all visible ones
     /// in order.
-    pub(super) fn add_missing(&mut self, after: i64, present: &[i64], seen: Instant) {
+    pub(super) fn add_missing(&mut self, after: i64, end: i64, present: &[i64], seen: Instant) {
         let mut previous = after;
-        for &number in present.iter().filter(|&&number| number > after) {
+        for number in within(present, (after + 1, end)) {
             self.add(previous + 1, number - 1, seen);
             previous = number;
         }
+        self.add(previous + 1, end, seen);
     }
 
     /// Adds a run of numbers. A number that is known as missing keeps its time.
@@ -113,7 +123,7 @@ impl Gaps {
         };
         self.rewrite((lowest, highest), |gap, left| {
             let mut first = gap.first;
-            for number in within(numbers, gap) {
+            for number in within(numbers, (gap.first, gap.last)) {
                 if first < number {
                     push(left, Gap { first, last: number - 1, ..gap });
                 }
@@ -137,7 +147,7 @@ impl Gaps {
                 return;
             }
             let mut first = gap.first;
-            for number in within(inserted, gap) {
+            for number in within(inserted, (gap.first, gap.last)) {
                 if first < number {
                     push(&mut unused, Gap { first, last: number - 1, ..gap });
                 }
@@ -197,9 +207,10 @@ impl Gaps {
         Self(self.0.extract_if(.., |gap| gap.seen >= since).collect())
     }
 
-    /// When the last one was seen.
-    pub(super) fn last_seen(&self) -> Option<Instant> {
-        self.0.iter().map(|gap| gap.seen).max()
+    /// Where they are, and when the last one was seen.
+    pub(super) fn span(&self) -> Option<Span> {
+        let seen = self.0.iter().map(|gap| gap.seen).max()?;
+        Some(Span { first: self.0.first()?.first, last: self.0.last()?.last, seen })
     }
 
     /// Adds others, which it does not have.
@@ -228,10 +239,10 @@ fn push(gaps: &mut Vec<Gap>, gap: Gap) {
     }
 }
 
-/// Those of these numbers, which are in order, that are in the gap.
-fn within(numbers: &[i64], gap: Gap) -> impl Iterator<Item = i64> {
-    let from = numbers.partition_point(|&number| number < gap.first);
-    numbers[from..].iter().copied().take_while(move |&number| number <= gap.last)
+/// Those of these numbers, which are in order, that are in the run.
+fn within(numbers: &[i64], (first, last): Run) -> impl Iterator<Item = i64> {
+    let from = numbers.partition_point(|&number| number < first);
+    numbers[from..].iter().copied().take_while(move |&number| number <= last)
 }
 
 /// A part of the missing numbers, small enough for one statement.
@@ -349,7 +360,7 @@ mod tests {
     #[test]
     fn numbers_that_are_missing_between_others_are_gaps() {
         let mut gaps = Gaps::default();
-        gaps.add_missing(10, &[9, 11, 16, 18, 19], Instant::now());
+        gaps.add_missing(10, 19, &[9, 11, 16, 18, 19], Instant::now());
         assert_eq!(runs(&gaps), [(12, 15), (17, 17)]);
         assert_eq!(gaps.first(), Some(12));
     }
@@ -385,7 +396,7 @@ mod tests {
         let now = Instant::now();
         let present: Vec<i64> = (150_000..=200_000).map(|n| n * 2 + 1).collect();
         let mut gaps = Gaps::default();
-        gaps.add_missing(0, &present, now);
+        gaps.add_missing(0, 400_001, &present, now);
         let mut part = gaps.part(1, now, PIECE);
         part.begin_long_at([Some(1)]);
         assert_eq!((part.end, part.is_last), (PIECE, false));
@@ -470,7 +481,7 @@ mod tests {
         gaps.merge(unused);
         let all = [(1, 2), (3, 4), (5, 6), (7, 7), (8, 9), (20, 20), (30, 31)];
         assert_eq!(runs(&gaps), all);
-        assert_eq!(gaps.last_seen(), Some(late));
+        assert_eq!(gaps.span(), Some(Span { first: 1, last: 31, seen: late }));
         assert_eq!(runs(&gaps.take_seen_since(late)), [(30, 31)]);
         assert_eq!(gaps.len(), 6);
     }
@@ -479,7 +490,7 @@ mod tests {
     fn near_gaps_share_a_stretch_and_far_ones_do_not() {
         let present: Vec<i64> = (1..=5000).map(|n| n * 2).collect();
         let mut gaps = Gaps::default();
-        gaps.add_missing(0, &present, Instant::now());
+        gaps.add_missing(0, 10_000, &present, Instant::now());
         gaps.add(1_000_000, 1_000_001, Instant::now());
         assert_eq!(gaps.len(), 5001);
         let part = gaps.part(0, Instant::now(), PIECE);

@@ -35,7 +35,7 @@ use posthaste_core::store::Position;
 use uuid::Uuid;
 
 use super::{
-    gaps::{Gaps, Run},
+    gaps::{Gaps, Run, Span},
     life::is_same,
     statements::{Readers, Running, Watched},
 };
@@ -53,8 +53,8 @@ const BLOCK: u64 = 10_000;
 /// Most blocks that are told apart; the oldest ones are one.
 const BLOCKS: usize = 1_000;
 
-/// Most quiet runs that are listed. Beyond that, reading starts again before the first of them when a watched
-/// statement ends.
+/// Most quiet runs that are listed. Beyond that they are a span, and reading starts again before the first of them when a
+/// watched statement ends that could use one.
 const QUIET: usize = 200_000;
 
 /// How often the server's statements are looked at while few numbers are missing.
@@ -91,8 +91,10 @@ pub(super) struct Tracker {
     /// Where readers stood whose positions other trackers have written, the oldest first. A position that is read from
     /// again and again is learnt once.
     learnt: VecDeque<(Position, Reader)>,
-    /// The first of the quiet ones that are not listed, and when the last of them was seen.
-    unlisted: Option<(i64, Instant)>,
+    /// The quiet ones that are not listed.
+    unlisted: Vec<Span>,
+    /// Those that are read again, in the order in which they were seen.
+    again: Vec<Span>,
     /// How often quiet ones were taken back.
     recalls: u64,
     appeared: VecDeque<i64>,
@@ -174,7 +176,8 @@ impl Tracker {
             quiet: Gaps::default(),
             watched: Vec::new(),
             learnt: VecDeque::new(),
-            unlisted: None,
+            unlisted: Vec::new(),
+            again: Vec::new(),
             recalls: 0,
             appeared: VecDeque::new(),
             forgotten: 0,
@@ -251,11 +254,17 @@ impl Tracker {
         if end <= frontier || after > frontier {
             return;
         }
-        let first = present.partition_point(|&number| number <= frontier);
-        let last = present.partition_point(|&number| number <= end);
-        self.missing.add_missing(frontier, &present[first..last], now);
-        let newest = present[first..last].last().copied().unwrap_or(frontier);
-        self.missing.add(newest + 1, end, now);
+        // What is read again had been given out before it was seen for the first time.
+        for span in &self.again {
+            self.missing.add_missing(frontier, end.min(span.last), present, span.seen);
+            // A look at a part that is under way does not speak for these.
+            self.recalls += 1;
+            if span.last >= end {
+                break;
+            }
+        }
+        self.missing.add_missing(frontier, end, present, now);
+        self.again.retain(|span| span.last > end);
         self.frontier = Some(end);
     }
 
@@ -344,7 +353,7 @@ impl Tracker {
     }
 
     pub(super) fn has_quiet(&self) -> bool {
-        !self.quiet.is_empty() || self.unlisted.is_some()
+        !self.quiet.is_empty() || !self.unlisted.is_empty()
     }
 
     pub(super) fn recalls(&self) -> u64 {
@@ -376,10 +385,9 @@ impl Tracker {
             None => std::mem::take(&mut self.quiet),
         };
         self.missing.merge(recalled);
-        if let Some((first, seen)) = self.unlisted
-            && since.is_none_or(|since| seen >= since)
-        {
-            self.unlisted = None;
+        let unlisted = self.unlisted.iter();
+        let recalled = unlisted.filter(|span| since.is_none_or(|since| span.seen >= since));
+        if let Some(first) = recalled.map(|span| span.first).min() {
             self.start_again(first);
         }
     }
@@ -394,6 +402,9 @@ impl Tracker {
         self.begin_block(first);
         self.frontier = self.frontier.map(|frontier| frontier.min(first - 1));
         // They are met again.
+        self.again.extend(self.unlisted.iter().filter(|span| span.last >= first));
+        self.again.sort_by_key(|span| span.seen);
+        self.unlisted.retain(|span| span.first < first);
         self.missing.keep_below(first);
         self.quiet.keep_below(first);
         (self.round, self.looked_back_from) = (None, self.looked_back_from.min(first - 1));
@@ -418,7 +429,7 @@ impl Tracker {
         let began = self.watched.iter().map(|watched| watched.began);
         if let Some(until) = began.min().unwrap_or(Some(until)) {
             self.quiet.take_unused((i64::MIN, i64::MAX), until, &[]);
-            self.unlisted = self.unlisted.filter(|&(_, seen)| seen > until);
+            self.unlisted.retain(|span| span.seen > until);
         }
     }
 
@@ -439,12 +450,9 @@ impl Tracker {
             }
         }
         if self.quiet.len() > QUIET
-            && let Some((first, seen)) = self.quiet.first().zip(self.quiet.last_seen())
+            && let Some(span) = self.quiet.span()
         {
-            self.unlisted = Some(match self.unlisted {
-                Some((known, then)) => (first.min(known), seen.max(then)),
-                None => (first, seen),
-            });
+            self.unlisted.push(span);
             self.quiet = Gaps::default();
         }
     }
@@ -482,7 +490,7 @@ impl Tracker {
     /// The context of a reader that stands here.
     pub(super) fn context(&self, reader: Reader) -> String {
         let few = self.missing.len() + self.quiet.len() <= NAMED;
-        let all_listed = self.unlisted.is_none() && reader.given >= self.forgotten;
+        let all_listed = self.unlisted.is_empty() && reader.given >= self.forgotten;
         // What it has not been given is missing to another tracker.
         let late = self.late(reader, i64::MAX, NAMED + 1);
         let missing = if few && all_listed && late.len() <= NAMED {
@@ -522,7 +530,7 @@ impl Tracker {
     fn first_missing(&self, reader: Reader) -> Missing {
         let late = self.not_given(reader).min();
         let forgotten = self.lowest_forgotten(reader);
-        let unlisted = self.unlisted.map(|(first, _)| first);
+        let unlisted = self.unlisted.iter().map(|span| span.first).min();
         let all = [self.missing.first(), self.quiet.first(), unlisted, late, forgotten];
         Missing::From(all.into_iter().flatten().min().unwrap_or(1))
     }
@@ -917,6 +925,38 @@ mod tests {
         // One that was reading meanwhile moves nothing.
         tracker.looked(end, &[end + 2], end + 2, now);
         assert_eq!(tracker.frontier(), 0);
+    }
+
+    #[test]
+    fn what_is_read_again_was_given_out_before_it_was_seen_first() {
+        let begun = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut tracker = Tracker::new("a/1");
+        let reader = tracker.reader(&Position::default(), begun);
+        let end = 2 * QUIET as i64 + 4;
+        let present: Vec<i64> = (1..=end / 2).map(|n| n * 2).collect();
+        tracker.looked(0, &present, end, begun);
+        let began = begun + second;
+        let first = running(began, begun).watched().next().unwrap();
+        let second_one = Running::of_one(8, 13, began + second, began);
+        tracker.hush(ALL, begun, &[], [first].into_iter().chain(second_one.watched()));
+        let more: Vec<i64> = (end / 2 + 1..=end).map(|n| n * 2).collect();
+        tracker.looked(end, &more, 2 * end, began + second);
+        tracker.hush(ALL, began + second, &[], second_one.watched());
+        let there = Reader { sequence: 2 * end, ..reader };
+
+        // The first one ends. Of what it could use, the second one can use the later half.
+        tracker.recall_ended(Some(&second_one));
+        assert_eq!(tracker.again(there).unwrap().sequence, 0);
+        let there = Reader { sequence: 2 * end, given: tracker.appeared(), ..reader };
+        let (now, recalls) = (began + 3 * second, tracker.recalls());
+        tracker.looked(0, &[&present[..], &more[..]].concat(), 2 * end, now);
+        assert!(tracker.recalls() > recalls, "a part that is being looked at may not have these");
+        tracker.close(ALL, began, &[]);
+        assert_eq!(tracker.missing.first(), Some(end + 1), "nobody can use those before");
+        tracker.hush(ALL, now, &[], second_one.watched());
+        tracker.recall_ended(Some(&Running::none(now)));
+        assert_eq!(tracker.again(there).unwrap().sequence, end, "nothing is read a third time");
     }
 
     #[test]
