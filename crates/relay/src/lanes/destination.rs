@@ -402,7 +402,12 @@ impl Lanes {
         if delayed && of.brings(row.sequence) {
             return Gate::Leave;
         }
-        let passed_over = if self.rules.unordered { Gate::Postpone } else { Gate::Skip };
+        // A claimed row stays claimed until something is written of it.
+        let (passed_over, left) = if self.rules.unordered {
+            (Gate::Postpone, Gate::Postpone)
+        } else {
+            (Gate::Skip, Gate::Leave)
+        };
         if of.breaker.is_closed() {
             let several = self.rules.destinations.len() > 1;
             let late = row.sequence <= self.cursor;
@@ -411,7 +416,7 @@ impl Lanes {
             return match origin {
                 // A mark of an operator takes no room.
                 Origin::Due if row.wait == Some(Wait::Held) => Gate::Admit,
-                Origin::Due if self.has_its_due(destination, row.wait) => Gate::Leave,
+                Origin::Due if self.has_its_due(destination, row.wait) => left,
                 Origin::Cold | Origin::Hot if of.behind && !self.overtakes(of, row) => passed_over,
                 Origin::Cold if several && !of.behind && of.waiting(Queue::Cold) >= limit => {
                     passed_over
@@ -426,7 +431,7 @@ impl Lanes {
             Origin::CatchUp(_) | Origin::Held => Gate::Leave,
             // Nothing is written of it yet that blocks its lane, or an operator has set it free.
             Origin::Due if matches!(row.wait, None | Some(Wait::Held)) => Gate::Postpone,
-            Origin::Due => Gate::Leave,
+            Origin::Due => left,
             Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
             Origin::Cold | Origin::Hot => passed_over,
         }

@@ -8,7 +8,7 @@ impl World {
         for destination in 0..self.lanes.destinations() {
             let (batch, wants) = self.lanes.next_batch(destination, max, self.reserved);
             assert!(batch.iter().all(|envelope| envelope.sequence <= self.reserved));
-            if wants {
+            if wants.is_some() {
                 // As with the driver's next heartbeat.
                 self.reserved = self.newest() + 2;
             }
