@@ -16,12 +16,14 @@ use crate::{Envelope, Result};
 /// What a transport must not assume:
 /// - that an event comes once: after a crash, a lost lease or a failed settle it comes again.
 /// - that `publish` runs to its end: the relay drops it when it takes longer than the dispatch
-///   timeout, and the events of that batch count as failed.
+///   timeout, and the events of that batch count as failed. A client library that would still send
+///   them has to be stopped when the future is dropped.
 ///
 /// Different batches may be published side by side; the relay never has two events of one
 /// ordering key under way, unless [`Acceptance`] proves that this is safe. A panic is caught and
-/// becomes a retry. A transport that takes several events at once gives each its own time to be
-/// acknowledged, shorter than the relay's dispatch timeout: that one fails the whole batch.
+/// becomes a retry. A transport that takes several events at once limits the time of their
+/// acknowledgements itself, and declares it as [`Capabilities::longest_publish`]: the relay's dispatch
+/// timeout fails the whole batch.
 #[async_trait]
 pub trait Transport: Send + Sync + 'static {
     /// The destination's name in logs, attempts and status.
@@ -55,6 +57,10 @@ pub struct Capabilities {
     pub max_message: Option<usize>,
     /// Whether headers travel.
     pub headers: bool,
+    /// Longest time that one `publish` takes, whatever the destination does: connecting, acknowledgements
+    /// and tries of single events. A relay whose dispatch timeout is not longer is refused. `None`
+    /// where nothing limits it but that timeout.
+    pub longest_publish: Option<Duration>,
 }
 
 impl Default for Capabilities {
@@ -65,6 +71,7 @@ impl Default for Capabilities {
             deduplicates: false,
             max_message: None,
             headers: true,
+            longest_publish: None,
         }
     }
 }

@@ -38,7 +38,8 @@ impl Destination {
         self.transport.name()
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses limits that cannot work with a publish that is dropped after `dispatch_timeout`.
+    pub(crate) fn check(&self, dispatch_timeout: Duration) -> Result<()> {
         let name = self.name();
         if name.is_empty() || name.chars().count() > 100 || name == "unrouted" {
             return Err(Error::invalid(format!(
@@ -53,6 +54,16 @@ impl Destination {
         if self.rate == Some(0) {
             return Err(Error::invalid(format!(
                 "rate of destination {name} is 0; it must be at least 1 event a second"
+            )));
+        }
+        if let Some(longest) = self.transport.capabilities().longest_publish
+            && longest >= dispatch_timeout
+        {
+            return Err(Error::invalid(format!(
+                "dispatch_timeout is {dispatch_timeout:?}, and a publish to destination {name} may take \
+                 {longest:?} by its connect_timeout and publish_timeout; dispatch_timeout must be \
+                 longer than that, or these two shorter by more than {:?} together",
+                longest - dispatch_timeout
             )));
         }
         Ok(())
@@ -137,7 +148,50 @@ impl Limiter {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use posthaste_core::{
+        Envelope,
+        transport::{Capabilities, Outcome},
+    };
+
     use super::*;
+
+    /// A transport whose publish takes at most so long.
+    struct Within(Option<Duration>);
+
+    #[async_trait]
+    impl Transport for Within {
+        fn name(&self) -> &str {
+            "kafka"
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { longest_publish: self.0, ..Capabilities::default() }
+        }
+
+        async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+            vec![Outcome::Delivered; batch.len()]
+        }
+    }
+
+    #[test]
+    fn a_publish_that_may_take_longer_than_a_dispatch_is_refused_with_both_times() {
+        let checked = |longest: Option<u64>, dispatch: u64| {
+            let transport = Within(longest.map(Duration::from_millis));
+            Destination::new(Arc::new(transport)).check(Duration::from_millis(dispatch))
+        };
+        for (longest, dispatch) in [(None, 1), (Some(17_199), 17_200)] {
+            checked(longest, dispatch).unwrap();
+        }
+        let error = checked(Some(17_200), 10_000).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "dispatch_timeout is 10s, and a publish to destination kafka may take 17.2s by its \
+             connect_timeout and publish_timeout; dispatch_timeout must be longer than that, or \
+             these two shorter by more than 7.2s together"
+        );
+        assert!(checked(Some(17_200), 17_200).is_err());
+    }
 
     #[test]
     fn a_rate_is_kept_over_time_and_not_saved_up() {

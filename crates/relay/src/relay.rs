@@ -92,7 +92,7 @@ impl Relay {
     ) -> Result<Self> {
         config.check()?;
         for (index, destination) in destinations.iter().enumerate() {
-            destination.check()?;
+            destination.check(config.dispatch_timeout)?;
             if destinations[..index].iter().any(|other| other.name() == destination.name()) {
                 return Err(Error::invalid(format!(
                     "two destinations are called {}; give one another name",

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, time::timeout_at};
 
 /// Pause after the first failure; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +29,8 @@ struct State<C> {
 }
 
 impl<C> Connection<C> {
-    /// Not connected yet. A connection that takes longer than `timeout` has failed.
+    /// Not connected yet. A connection that takes longer than `timeout` has failed; that is also the longest
+    /// that anybody waits here, for the tries of others and for an own one.
     pub(crate) fn new(timeout: Duration) -> Self {
         let state = State { live: None, failures: 0, failed: None };
         Self { state: Mutex::new(state), timeout }
@@ -50,7 +51,11 @@ impl<C> Connection<C> {
         is_alive: impl FnOnce(&C) -> bool,
         connect: impl AsyncFnOnce() -> Result<C, String>,
     ) -> Result<Arc<C>, String> {
-        let mut state = self.state.lock().await;
+        let late = || format!("no connection within {:?}", self.timeout);
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let Ok(mut state) = timeout_at(deadline, self.state.lock()).await else {
+            return Err(late());
+        };
         if let Some(live) = &state.live {
             if is_alive(live) {
                 return Ok(Arc::clone(live));
@@ -63,10 +68,7 @@ impl<C> Connection<C> {
                 return Err(error.clone());
             }
         }
-        let connected = match tokio::time::timeout(self.timeout, connect()).await {
-            Ok(connected) => connected,
-            Err(_) => Err(format!("no connection within {:?}", self.timeout)),
-        };
+        let connected = timeout_at(deadline, connect()).await.unwrap_or_else(|_| Err(late()));
         match connected {
             Ok(connection) => {
                 let connection = Arc::new(connection);
@@ -147,6 +149,23 @@ mod tests {
         connection.lost(&first).await;
         let third = connection.get(async || Ok(3)).await.unwrap();
         assert_eq!((*second, *third), (2, 2), "the second was not the broken one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_longer_than_for_one_connection() {
+        let timeout = Duration::from_secs(5);
+        let connection = Connection::<u8>::new(timeout);
+        let began = tokio::time::Instant::now();
+        // The first one takes long and is broken when it is there; the next one never comes.
+        let slow = connection.get(async || {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            Ok(1)
+        });
+        let silent = connection.live(|_| false, async || std::future::pending().await);
+        let (slow, silent) = tokio::join!(slow, silent);
+        assert_eq!(*slow.unwrap(), 1);
+        assert_eq!(silent.unwrap_err(), "no connection within 5s");
+        assert_eq!(began.elapsed(), timeout);
     }
 
     #[tokio::test]

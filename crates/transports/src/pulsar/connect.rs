@@ -19,7 +19,7 @@ use super::Pulsar;
 use crate::tls;
 
 /// Whoever does not even accept a connection within this time is gone.
-const PROBE: Duration = Duration::from_secs(1);
+pub(super) const PROBE: Duration = Duration::from_secs(1);
 
 /// A client that is connected, and its producers.
 pub(super) struct Live {

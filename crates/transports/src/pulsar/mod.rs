@@ -64,7 +64,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::connection::Connection;
 
 pub use self::config::PulsarConfig;
-use self::connect::{Fault, Live, fault_of};
+use self::connect::{Fault, Live, PROBE, fault_of};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce-";
@@ -238,9 +238,15 @@ impl Transport for Pulsar {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let common = &self.config.common;
+        // Each host is asked whether it is there before the events are called late.
+        let probes = PROBE * self.config.hosts.len() as u32;
         Capabilities {
             max_batch: MAX_BATCH,
             max_message: Some(self.config.max_message),
+            longest_publish: Some(
+                common.connect_timeout + common.publish_timeout + RECEIPT_DELAY + probes,
+            ),
             ..Capabilities::default()
         }
     }
