@@ -92,7 +92,7 @@ pub struct Message<'e> {
     pub id: String,
     /// The body's media type.
     pub content_type: &'e str,
-    /// The event's own headers.
+    /// The event's own headers, those included whose place an added one takes.
     pub own: &'e BTreeMap<String, String>,
     /// The headers that the format adds, without the media type.
     pub added: Vec<(Cow<'static, str>, Cow<'e, str>)>,
@@ -101,11 +101,19 @@ pub struct Message<'e> {
 }
 
 impl Message<'_> {
-    /// All headers: the event's own, then those that the format adds, which take the place of an own one
-    /// of the same name.
-    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
+    /// The event's own headers but for those whose place an added one takes. Capital letters make no
+    /// difference: they make none to many who read headers.
+    pub fn own_headers(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
         let own = self.own.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        own.chain(self.added.iter().map(|(name, value)| (&**name, &**value)))
+        own.filter(|(name, _)| {
+            !self.added.iter().any(|(added, _)| added.eq_ignore_ascii_case(name))
+        })
+    }
+
+    /// All headers, each name once: the event's own, then those that the format adds, which take the place of
+    /// an own one of the same name.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
+        self.own_headers().chain(self.added.iter().map(|(name, value)| (&**name, &**value)))
     }
 }
 
@@ -321,6 +329,29 @@ mod tests {
         let message = MessageFormat::CloudEventsStructured.message(&envelope, "ce-");
         let document: Value = serde_json::from_slice(&message.body).unwrap();
         assert_eq!(document["data_base64"], base64(b"{\"a\":"));
+    }
+
+    #[test]
+    fn a_header_of_the_format_takes_the_place_of_the_events_own() {
+        let envelope = envelope(b"{}", "application/json");
+        let names = ["Posthaste-Id", "ce_id", "traceparent", "theirs"];
+        let own = names.map(|name| (name.to_owned(), "mine".to_owned())).into();
+        for (format, prefix, taken) in [
+            (MessageFormat::Raw, "ce_", "posthaste-id"),
+            (MessageFormat::CloudEventsBinary, "ce_", "ce_id"),
+            (MessageFormat::CloudEventsBinary, "", "traceparent"),
+        ] {
+            let message = Message { own: &own, ..format.message(&envelope, prefix) };
+            let mut names: Vec<String> =
+                message.headers().map(|(name, _)| name.to_ascii_lowercase()).collect();
+            assert!(names.iter().any(|name| name == taken), "{format}: {names:?}");
+            names.sort_unstable();
+            let all = names.len();
+            names.dedup();
+            assert_eq!(names.len(), all, "{format}: {names:?}");
+            let of_taken = message.headers().find(|(name, _)| name.eq_ignore_ascii_case(taken));
+            assert_ne!(of_taken.unwrap().1, "mine", "{format}");
+        }
     }
 
     #[test]

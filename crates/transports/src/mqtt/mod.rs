@@ -227,12 +227,8 @@ impl Mqtt {
             return Err("its topic is empty or has wildcards: none to publish to".to_owned());
         }
         let message = self.config.common.format.message(envelope, PREFIX);
-        let mut headers: Vec<(String, String)> = Vec::new();
-        for (name, value) in message.headers() {
-            // Without a prefix the event's own may have the name of an attribute, which replaces it.
-            headers.retain(|(known, _)| known != name);
-            headers.push((name.to_owned(), value.to_owned()));
-        }
+        let headers: Vec<(String, String)> =
+            message.headers().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let texts = headers.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
         if texts.chain([message.content_type]).any(|text| text.len() > LONGEST_TEXT) {
             return Err(format!("a header is too large: MQTT takes {LONGEST_TEXT} bytes"));
@@ -272,7 +268,12 @@ impl Transport for Mqtt {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { max_batch: MAX_BATCH, ..Capabilities::default() }
+        let common = &self.config.common;
+        Capabilities {
+            max_batch: MAX_BATCH,
+            longest_publish: Some(common.connect_timeout + common.publish_timeout),
+            ..Capabilities::default()
+        }
     }
 
     async fn check(&self) -> Result<String> {
