@@ -1,10 +1,10 @@
 //! NATS: what every transport must do, and what only this one promises.
 
-use std::{env, fs, path::Path, process::Command, sync::Arc};
+use std::{env, fs, path::Path, process::Command, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all};
 use nkeys::KeyPair;
 use posthaste_core::{
     Envelope, Event, Result,
@@ -336,6 +336,124 @@ async fn tls_works_with_the_authority_and_not_without() {
         authority.display()
     );
     assert!(transport(&insists).check().await.is_err());
+}
+
+/// A server whose user `me` may not publish to subjects that begin with `no.`, with the stream `S`.
+async fn with_forbidden_subjects() -> Option<Server> {
+    let mut server = private(
+        "authorization { users: [\n\
+         { user: all, password: right }\n\
+         { user: me, password: right, permissions: { publish: { deny: \"no.>\" } } }\n\
+         { user: deaf, password: right, permissions: { subscribe: { deny: \"_INBOX.>\" } } }\n\
+         ] }",
+        "",
+    )?;
+    server.start().await;
+    let stream = "stream=S&create_stream=true&subjects=yes.%3E,no.%3E&batched=true";
+    let all = as_user(&server, "all", stream);
+    assert_eq!(all.publish(&[envelope("no.a", "a")]).await, [Outcome::Delivered]);
+    Some(server)
+}
+
+/// Patient: whoever waits for its deadline is noticed.
+fn as_user(server: &Server, user: &str, parameters: &str) -> Nats {
+    let port = server.port();
+    transport(&format!("nats://{user}:right@127.0.0.1:{port}?publish_timeout=1m&{parameters}"))
+}
+
+/// What comes of the batch, which does not take as long as its deadline is away.
+async fn published_at_once(nats: &Nats, batch: &[Envelope]) -> Vec<Outcome> {
+    let limit = Duration::from_secs(20);
+    tokio::time::timeout(limit, nats.publish(batch)).await.expect("nothing waits for the deadline")
+}
+
+#[tokio::test]
+async fn a_subject_that_is_not_permitted_is_a_retry_at_once_and_its_neighbours_go_on() {
+    let Some(server) = with_forbidden_subjects().await else { return };
+    for mode in ["", "batched=true", "batched=true&stream=S"] {
+        let nats = as_user(&server, "me", mode);
+        for forbidden in [&[0, 3][..], &[1, 2, 5], &[5], &[0, 1, 2, 3, 4, 5], &[]] {
+            let batch: Vec<_> = (0..6)
+                .map(|n| {
+                    let may = if forbidden.contains(&n) { "no" } else { "yes" };
+                    envelope(&format!("{may}.{}", n % 4), &n.to_string())
+                })
+                .collect();
+            let outcomes = published_at_once(&nats, &batch).await;
+            for (n, outcome) in outcomes.iter().enumerate() {
+                if forbidden.contains(&n) {
+                    assert!(matches!(outcome, Outcome::Retry { .. }), "{mode} {n}: {outcomes:?}");
+                    let says = format!("not permit us to publish to subject \"no.{}\"", n % 4);
+                    assert!(error(outcome).contains(&says), "{outcome:?}");
+                } else {
+                    assert_eq!(*outcome, Outcome::Delivered, "{mode} {n}: {outcomes:?}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_hear_acknowledgements_is_told_so_at_once() {
+    let Some(server) = with_forbidden_subjects().await else { return };
+    for mode in ["", "batched=true"] {
+        let nats = as_user(&server, "deaf", mode);
+        let batch = [envelope("yes.a", "a"), envelope("yes.b", "b")];
+        for outcome in published_at_once(&nats, &batch).await {
+            assert!(matches!(outcome, Outcome::Unavailable { .. }), "{mode}: {outcome:?}");
+            assert!(error(&outcome).contains("_INBOX"), "{mode}: {outcome:?}");
+        }
+    }
+}
+
+/// Somebody who subscribes to a subject and replies to each message with these.
+async fn replying(url: &str, subject: &str, replies: &'static [&'static str]) {
+    let client = async_nats::connect(url).await.unwrap();
+    let mut messages = client.subscribe(subject.to_owned()).await.unwrap();
+    client.flush().await.unwrap();
+    tokio::spawn(async move {
+        while let Some(message) = messages.next().await {
+            for reply in replies {
+                let to = message.reply.clone().unwrap();
+                client.publish(to, (*reply).into()).await.unwrap();
+            }
+        }
+    });
+}
+
+#[tokio::test]
+async fn who_replies_before_the_stream_is_not_heard() {
+    const STREAM: &str = r#"{"stream":"S","seq":7}"#;
+    const OTHER: &str = r#"{"stream":"OTHER","seq":7}"#;
+    let Some(mut server) = private("", "") else { return };
+    server.start().await;
+    for (mode, replies, delivered) in [
+        ("", &["hello", STREAM][..], true),
+        ("stream=S", &["{}", OTHER, STREAM], true),
+        ("", &["hello"], false),
+        ("stream=S", &[OTHER], false),
+    ] {
+        let subject = unique("replied");
+        replying(&server.url(), &subject, replies).await;
+        let nats = transport(&format!("{}?publish_timeout=1s&{mode}", server.url()));
+        let outcome = nats.publish(&[envelope(&subject, "a")]).await.remove(0);
+        assert_eq!(outcome == Outcome::Delivered, delivered, "{mode} {replies:?}: {outcome:?}");
+        if !delivered {
+            assert!(matches!(outcome, Outcome::Retry { .. }), "{outcome:?}");
+            assert!(error(&outcome).contains("was not its stream"), "{outcome:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_publish_ends_within_its_declared_time() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = silent.local_addr().unwrap();
+    let nats = transport(&format!("nats://{place}?connect_timeout=300ms&publish_timeout=300ms"));
+    let longest = nats.capabilities().longest_publish.unwrap();
+    assert_eq!(longest, Duration::from_millis(600));
+    let outcomes = tokio::time::timeout(longest, nats.publish(&[envelope("a", "a")])).await;
+    assert!(matches!(outcomes.unwrap()[0], Outcome::Unavailable { .. }));
 }
 
 /// How many messages a stream holds, and the outcomes of what was published to it.

@@ -5,19 +5,25 @@
 //! nothing behind a message that it missed or refused: what it took is a prefix.
 //!
 //! # When things fail
+//! A subject that is not permitted is told on the connection and not to the message: the batch ends there.
 //! What ended a batch the server tells, but not for each message behind it: the events that are not known to
 //! be stored go again one after the other, each acknowledged before the next. A repeat is dropped by
 //! its id, there as here. A batch whose acknowledgement is lost comes again.
 
+use std::pin::pin;
+
 use async_nats::{HeaderMap, Subject, jetstream::ErrorCode};
 use bytes::Bytes;
-use futures_util::{StreamExt, future::join_all};
+use futures_util::{
+    StreamExt,
+    future::{Either, join_all, select},
+};
 use posthaste_core::{Envelope, transport::Outcome};
 use tokio::time::Instant;
 
 use super::{
     Nats,
-    connect::Live,
+    connect::{Live, Refusal},
     inbox::{Answer, Inbox},
 };
 use crate::turns::Turns;
@@ -137,6 +143,8 @@ impl Nats {
     async fn together(&self, live: &Live, entries: Vec<Entry<'_>>, taken: &mut Taken) {
         // It is never closed.
         let Ok(_turn) = self.batches.acquire().await else { return };
+        let mut refusals = live.refusals();
+        let topics: Vec<&str> = entries.iter().map(|entry| entry.envelope.topic()).collect();
         let Ok(Inbox { name: inbox, mut answers }) = Inbox::open(&live.client).await else {
             return;
         };
@@ -172,9 +180,36 @@ impl Nats {
             }
             envelope.topic().clone_into(&mut subject);
         }
-        while let Some(answer) = answers.next().await {
-            if taken.note(&Answer::of(&answer)) && number(&answer.subject) == Some(ending) {
-                return;
+        let expected = self.config.stream.as_deref();
+        let mut forbidden = Vec::new();
+        loop {
+            match select(answers.next(), pin!(refusals.recv())).await {
+                Either::Left((Some(answer), _)) => {
+                    let (to, answer) = (number(&answer.subject), Answer::of(&answer));
+                    if !answer.is_strange(expected) && taken.note(&answer) && to == Some(ending) {
+                        return;
+                    }
+                }
+                Either::Left((None, _)) | Either::Right((Ok(Refusal::Inbox), _)) => return,
+                Either::Right((Ok(Refusal::Subject(subject)), _)) => {
+                    if !topics.contains(&&*subject) {
+                        continue; // it is of another batch
+                    }
+                    forbidden.push(subject);
+                    // The stream ends the batch at the next message that it gets. There is none if the last
+                    // one is forbidden.
+                    let permitted = |topic: &&&str| !forbidden.iter().any(|no| **no == ***topic);
+                    let Some(topic) = topics.iter().find(permitted) else { return };
+                    ending = last + 1;
+                    let to = (*topic).to_owned();
+                    let ended =
+                        live.client.publish_with_reply(to, reply(ending, END), Bytes::new());
+                    if ended.await.is_err() {
+                        return;
+                    }
+                }
+                // More was refused than is kept: the deadline ends what was missed.
+                Either::Right((Err(_), _)) => {}
             }
         }
     }

@@ -34,6 +34,9 @@ pub struct NatsConfig {
     pub create_stream: bool,
     /// Subjects of the stream that is created.
     pub subjects: Vec<String>,
+    /// On how many servers the stream that is created keeps each message: 1 to 5, of which
+    /// 3 and 5 survive the loss of a server.
+    pub replicas: usize,
     /// Whether the events of a batch travel as one, which the stream must allow.
     pub batched: bool,
 }
@@ -54,12 +57,13 @@ impl NatsConfig {
             stream: None,
             create_stream: false,
             subjects: Vec::new(),
+            replicas: 1,
             batched: false,
         }
     }
 
     /// From `nats://…` or `tls://…`. Parameters: `batched`, `stream`, `create_stream`, `subjects` (with
-    /// commas), `ca_file`, `token`, `token_env`, `token_file`, `credentials_env`, `credentials_file`,
+    /// commas), `replicas`, `ca_file`, `token`, `token_env`, `token_file`, `credentials_env`, `credentials_file`,
     /// `nkey_env`, `nkey_file`, `password_env`, `password_file`, and what every destination takes.
     /// A user without a password is a token, as NATS has it.
     pub fn from_url(url: &str) -> Result<Self> {
@@ -79,6 +83,13 @@ impl NatsConfig {
         if password.is_none() && token.is_none() {
             token = user.take().map(Secret::new);
         }
+        let create_stream = url.take_flag("create_stream")?;
+        let replicas = url.take_parsed("replicas", "a number from 1 to 5")?;
+        if replicas.is_some() && !create_stream {
+            return Err(Error::invalid(
+                "replicas are of a stream that is created: create_stream=true",
+            ));
+        }
         let config = Self {
             common,
             hosts: std::mem::take(&mut url.hosts),
@@ -90,7 +101,8 @@ impl NatsConfig {
             tls,
             ca_file: url.take("ca_file").map(PathBuf::from),
             stream: url.take("stream"),
-            create_stream: url.take_flag("create_stream")?,
+            create_stream,
+            replicas: replicas.unwrap_or(1),
             subjects: url
                 .take("subjects")
                 .map(|subjects| subjects.split(',').map(str::to_owned).collect())
@@ -135,6 +147,12 @@ impl NatsConfig {
                 "create_stream needs the parameters stream and subjects, such as \
                  stream=ORDERS&subjects=orders.>",
             ));
+        }
+        if !(1..=5).contains(&self.replicas) {
+            return Err(Error::invalid(format!(
+                "replicas is {}; a stream takes 1 to 5, and an odd number is of use",
+                self.replicas
+            )));
         }
         if !self.create_stream && !self.subjects.is_empty() {
             return Err(Error::invalid(
@@ -200,6 +218,8 @@ mod tests {
             ("nats://host?stream=a.b", "stream"),
             ("nats://host?stream=a&create_stream=true", "subjects"),
             ("nats://host?subjects=a", "create_stream"),
+            ("nats://host?replicas=3", "create_stream"),
+            ("nats://host?stream=a&create_stream=true&subjects=a&replicas=7", "replicas is 7"),
             ("nats://me:hush@host?token=hush", "one login"),
             ("nats://host?durable=true", "durable"),
         ] {

@@ -1,9 +1,9 @@
 //! The connection: how it is made and its stream created, and how it is known to have broken.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use async_nats::{
-    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event,
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError,
     connection::State,
     jetstream::{
         self,
@@ -12,7 +12,7 @@ use async_nats::{
     },
 };
 use posthaste_core::{Error, Result};
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
 use super::{Nats, NatsConfig};
 use crate::tls;
@@ -20,18 +20,51 @@ use crate::tls;
 /// A silent connection is asked whether it lives.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How many refusals are kept for a batch that is still being sent. Of more it misses the oldest, and waits
+/// for the acknowledgements until its deadline.
+const REFUSALS: usize = 1_024;
+
+/// What the server does not permit. It says so on the connection, not to the message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// To publish to this subject.
+    Subject(Arc<str>),
+    /// To subscribe to where the acknowledgements arrive.
+    Inbox,
+}
+
+impl Refusal {
+    /// Reads what the server said, as `Permissions Violation for Publish to "orders"`.
+    fn of(said: &str) -> Option<Self> {
+        let said = said.strip_prefix("Permissions Violation for ")?;
+        if said.starts_with("Subscription to") {
+            return Some(Self::Inbox);
+        }
+        let subject = said.strip_prefix("Publish to \"")?.strip_suffix('"')?;
+        // In Go's quotes; a subject has neither blanks nor control characters.
+        Some(Self::Subject(subject.replace("\\\"", "\"").replace("\\\\", "\\").into()))
+    }
+}
+
 /// A connection that is given up as soon as it breaks: while the client reconnects by itself it
 /// takes messages and cannot say what becomes of them.
 pub(super) struct Live {
     pub(super) client: Client,
     /// False once the connection broke; the client's event callback writes it.
     alive: watch::Receiver<bool>,
+    /// What the server refuses, as it says so; the client's event callback sends it.
+    refusals: broadcast::Sender<Refusal>,
 }
 
 impl Live {
     /// For what is not published.
     pub(super) fn jetstream(&self) -> Context {
         jetstream::new(self.client.clone())
+    }
+
+    /// What is refused from now on.
+    pub(super) fn refusals(&self) -> broadcast::Receiver<Refusal> {
+        self.refusals.subscribe()
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -53,6 +86,8 @@ impl Nats {
     async fn connect(&self) -> Result<Live, String> {
         let config = &self.config;
         let (died, alive) = watch::channel(true);
+        let refusals = broadcast::Sender::new(REFUSALS);
+        let refused = refusals.clone();
         let mut options = Self::login(config)
             .map_err(|error| error.to_string())?
             .name("posthaste")
@@ -63,8 +98,15 @@ impl Nats {
             // Each server once: then it ends and `Connection` decides when to try again.
             .max_reconnects(config.hosts.len())
             .event_callback(move |event| {
-                if matches!(event, Event::Disconnected | Event::Closed) {
-                    died.send_replace(false);
+                match event {
+                    Event::Disconnected | Event::Closed => {
+                        died.send_replace(false);
+                    }
+                    Event::ServerError(ServerError::Other(said)) => {
+                        // Nobody may be waiting.
+                        let _ = Refusal::of(&said).map(|refusal| refused.send(refusal));
+                    }
+                    _ => {}
                 }
                 std::future::ready(())
             });
@@ -77,7 +119,7 @@ impl Nats {
             .connect(config.addresses())
             .await
             .map_err(|error| self.cannot_connect(&error))?;
-        let live = Live { client, alive };
+        let live = Live { client, alive, refusals };
         if config.batched && !live.client.is_server_compatible(2, 14, 0) {
             return Err(format!(
                 "NATS at {} knows no batches; they need 2.14 or later",
@@ -140,6 +182,7 @@ impl Nats {
             name: name.clone(),
             subjects: self.config.subjects.clone(),
             allow_batch_publish: self.config.batched,
+            num_replicas: self.config.replicas,
             ..stream::Config::default()
         };
         jetstream.get_or_create_stream(stream).await.map(drop).map_err(|error| match error.kind() {
@@ -148,5 +191,23 @@ impl Nats {
             }
             _ => format!("stream {name} cannot be created: JetStream does not answer"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_subject() {
+        let subject = |text: &str| Some(Refusal::Subject(text.into()));
+        for (said, refusal) in [
+            (r#"Permissions Violation for Publish to "orders.placed""#, subject("orders.placed")),
+            (r#"Permissions Violation for Publish to "a\"b\\c""#, subject(r#"a"b\c"#)),
+            (r#"Permissions Violation for Subscription to "_INBOX.x.>""#, Some(Refusal::Inbox)),
+            ("Maximum Payload Violation", None),
+        ] {
+            assert_eq!(Refusal::of(said), refusal, "{said}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! NATS with JetStream: a stream's acknowledgement for each event.
 //!
 //! ```text
-//! nats://user:password@host:4222,host:4222?stream=ORDERS&create_stream=true&subjects=orders.>
+//! nats://user:password@host:4222,host:4222?stream=ORDERS&create_stream=true&subjects=orders.>&replicas=3
 //! tls://host?credentials_file=/run/secrets/relay.creds
 //! ```
 //!
@@ -24,11 +24,11 @@ mod config;
 mod connect;
 mod inbox;
 
-use std::{borrow::Cow, fmt, pin::pin};
+use std::{borrow::Cow, fmt, pin::pin, time::Duration};
 
 use async_nats::{
     HeaderMap, HeaderName, Message, PublishErrorKind, header,
-    jetstream::{ErrorCode, context::GetStreamErrorKind},
+    jetstream::{ErrorCode, context::GetStreamErrorKind, stream},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -52,8 +52,8 @@ use crate::{
 
 pub use self::config::NatsConfig;
 use self::{
-    connect::Live,
-    inbox::{Answer, Inbox, NOBODY, NOT_JETSTREAM},
+    connect::{Live, Refusal},
+    inbox::{Answer, Inbox, NOBODY},
 };
 
 /// What stands before CloudEvents attributes in binary mode.
@@ -78,6 +78,21 @@ pub struct Nats {
     batches: Semaphore,
 }
 
+/// What is known of the events of a batch.
+struct Noted {
+    /// Those that were sent and have no outcome yet.
+    unanswered: usize,
+    outcomes: Vec<Option<Outcome>>,
+    /// Whether somebody else than the stream answered.
+    strange: Vec<bool>,
+}
+
+impl Noted {
+    fn new(count: usize) -> Self {
+        Self { unanswered: 0, outcomes: vec![None; count], strange: vec![false; count] }
+    }
+}
+
 impl Nats {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: NatsConfig) -> Result<Self> {
@@ -97,7 +112,7 @@ impl Nats {
         }
         let message = self.config.common.format.message(envelope, PREFIX);
         let mut headers = self.form.clone();
-        for (name, value) in message.own {
+        for (name, value) in message.own_headers() {
             if name.eq_ignore_ascii_case("content-type") {
                 continue; // the event's content type has this place
             }
@@ -113,8 +128,8 @@ impl Nats {
                 )));
             }
             let encoded = binary && name.starts_with(PREFIX);
-            let value = if encoded { percent_encoded(value) } else { value.clone() };
-            headers.insert(name.as_str(), carried(name, value)?);
+            let value = if encoded { percent_encoded(value) } else { value.to_owned() };
+            headers.insert(name, carried(name, value)?);
         }
         for (name, value) in message.added {
             let value = if binary { percent_encoded(&value) } else { value.into_owned() };
@@ -141,22 +156,26 @@ impl Nats {
         batch: &[&Envelope],
         deadline: Instant,
     ) -> Vec<Outcome> {
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; batch.len()];
+        let mut noted = Noted::new(batch.len());
         let mut answers = None;
         let publishing = async {
+            let mut refusals = live.refusals();
             let Ok(inbox) = Inbox::open(&live.client).await else { return };
             let answers = answers.insert(inbox.answers);
-            let mut unanswered = 0;
             for (number, envelope) in batch.iter().enumerate() {
                 match self.send(live, envelope, format!("{}.{number}", inbox.name)).await {
-                    Ok(()) => unanswered += 1,
-                    Err(outcome) => outcomes[number] = Some(outcome),
+                    Ok(()) => noted.unanswered += 1,
+                    Err(outcome) => noted.outcomes[number] = Some(outcome),
                 }
             }
-            while unanswered > 0
-                && let Some(answer) = answers.next().await
-            {
-                unanswered -= usize::from(self.note(&answer, batch, &mut outcomes));
+            while noted.unanswered > 0 {
+                match select(answers.next(), pin!(refusals.recv())).await {
+                    Either::Left((Some(answer), _)) => self.note(&answer, batch, &mut noted),
+                    Either::Left((None, _)) => return,
+                    Either::Right((Ok(refusal), _)) => self.refuse(&refusal, batch, &mut noted),
+                    // More was refused than is kept: the deadline ends what was missed.
+                    Either::Right((Err(_), _)) => {}
+                }
             }
         };
         let cut_short = self.in_time(live, deadline, publishing).await;
@@ -164,10 +183,21 @@ impl Nats {
         while let Some(answer) =
             answers.as_mut().and_then(|answers| answers.next().now_or_never().flatten())
         {
-            self.note(&answer, batch, &mut outcomes);
+            self.note(&answer, batch, &mut noted);
         }
         let missing = cut_short.unwrap_or_else(|| self.lost());
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| missing.clone())).collect()
+        let outcomes = noted.outcomes.into_iter().zip(noted.strange).zip(batch);
+        let outcomes = outcomes.map(|((outcome, strange), envelope)| match outcome {
+            Some(outcome) => outcome,
+            None if strange && matches!(missing, Outcome::TimedOut { .. }) => {
+                Outcome::retry(format!(
+                    "what answered to subject {:?} was not its stream in JetStream",
+                    envelope.topic()
+                ))
+            }
+            None => missing.clone(),
+        });
+        outcomes.collect()
     }
 
     /// Sends one event, to be answered under this subject.
@@ -185,23 +215,49 @@ impl Nats {
         })
     }
 
-    /// Takes note of what became of an event. False if that was known.
-    fn note(
-        &self,
-        answer: &Message,
-        batch: &[&Envelope],
-        outcomes: &mut [Option<Outcome>],
-    ) -> bool {
+    /// Takes note of what became of an event, unless that was known.
+    fn note(&self, answer: &Message, batch: &[&Envelope], noted: &mut Noted) {
         let number = answer.subject.rsplit('.').next().and_then(|n| n.parse::<usize>().ok());
-        let Some(number) = number.filter(|number| matches!(outcomes.get(*number), Some(None)))
-        else {
-            return false;
+        let Some(number) = number.filter(|n| matches!(noted.outcomes.get(*n), Some(None))) else {
+            return;
         };
-        outcomes[number] = Some(match Answer::of(answer).refusal() {
+        let answer = Answer::of(answer);
+        if answer.is_strange(self.config.stream.as_deref()) {
+            // Whoever subscribes can reply, and be faster than the stream.
+            noted.strange[number] = true;
+            return;
+        }
+        noted.unanswered = noted.unanswered.saturating_sub(1);
+        noted.outcomes[number] = Some(match answer.refusal() {
             None => Outcome::Delivered,
             Some(code) => self.refused(batch[number], code),
         });
-        true
+    }
+
+    /// Takes note that the server does not permit this: nobody else will answer.
+    fn refuse(&self, refusal: &Refusal, batch: &[&Envelope], noted: &mut Noted) {
+        for (outcome, envelope) in noted.outcomes.iter_mut().zip(batch) {
+            if outcome.is_none()
+                && let Some(refused) = self.forbidden(refusal, envelope)
+            {
+                noted.unanswered = noted.unanswered.saturating_sub(1);
+                *outcome = Some(refused);
+            }
+        }
+    }
+
+    /// What it means for this event that the server does not permit this, if it means something.
+    fn forbidden(&self, refusal: &Refusal, envelope: &Envelope) -> Option<Outcome> {
+        match refusal {
+            Refusal::Subject(subject) if **subject == *envelope.topic() => Some(Outcome::retry(
+                format!("NATS does not permit us to publish to subject {:?}", envelope.topic()),
+            )),
+            Refusal::Subject(_) => None,
+            Refusal::Inbox => Some(Outcome::unavailable(format!(
+                "NATS at {} does not permit us to subscribe to _INBOX.>, where acknowledgements arrive",
+                self.config.place()
+            ))),
+        }
     }
 
     /// Does this until it is done, the connection breaks or time is up. Gives what cut it short. Once
@@ -248,9 +304,6 @@ impl Nats {
                 "the stream of subject {subject:?} takes nothing for now (JetStream error {})",
                 code.0
             )),
-            NOT_JETSTREAM => {
-                Outcome::retry(format!("what answered to subject {subject:?} was not JetStream"))
-            }
             code => Outcome::retry(format!(
                 "the stream of subject {subject:?} refused it (JetStream error {})",
                 code.0
@@ -287,7 +340,14 @@ impl Transport for Nats {
         } else {
             (Acceptance::Any, MAX_BATCH)
         };
-        Capabilities { max_batch, acceptance, deduplicates: true, ..Capabilities::default() }
+        let common = &self.config.common;
+        Capabilities {
+            max_batch,
+            acceptance,
+            deduplicates: true,
+            longest_publish: Some(common.connect_timeout + common.publish_timeout),
+            ..Capabilities::default()
+        }
     }
 
     async fn check(&self) -> Result<String> {
@@ -310,9 +370,10 @@ impl Transport for Nats {
         })?;
         let info = stream.cached_info();
         Ok(format!(
-            "{found}, stream {name} on {} with {} messages",
+            "{found}, stream {name} on {} with {} messages, {}",
             info.config.subjects.join(", "),
-            info.state.messages
+            info.state.messages,
+            safety(&info.config)
         ))
     }
 
@@ -335,6 +396,29 @@ impl Transport for Nats {
         }
         outcomes
     }
+}
+
+/// What a stream's settings mean for what it has acknowledged.
+fn safety(stream: &stream::Config) -> String {
+    let mut said = match stream.num_replicas {
+        0 | 1 => "1 replica: a lost disk, or a power cut within its sync_interval, takes what was \
+                  acknowledged"
+            .to_owned(),
+        replicas => format!("{replicas} replicas"),
+    };
+    if stream.storage == stream::StorageType::Memory {
+        said.push_str("; storage is memory: a restart takes what was acknowledged");
+    }
+    if stream.no_ack {
+        said.push_str("; no_ack is set: it acknowledges nothing, and nothing can be delivered");
+    }
+    let limited = stream.max_age > Duration::ZERO
+        || [stream.max_bytes, stream.max_messages].into_iter().any(|limit| limit > 0)
+        || stream.max_messages_per_subject > 0;
+    if limited && stream.discard == stream::DiscardPolicy::Old {
+        said.push_str("; its limits drop the oldest messages, whether they were read or not");
+    }
+    said
 }
 
 /// The headers that every message has, still to be filled in but for the stream's name. A copy has room
@@ -418,6 +502,21 @@ mod tests {
                 assert!(values.iter().all(|value| !value.as_str().is_empty()), "{format}: {name}");
             }
             assert_eq!(headers.get(header::NATS_EXPECTED_STREAM).unwrap().as_str(), "ORDERS");
+        }
+    }
+
+    #[test]
+    fn a_check_tells_what_can_take_acknowledged_events() {
+        let safe = stream::Config { num_replicas: 3, ..stream::Config::default() };
+        assert_eq!(safety(&safe), "3 replicas");
+        for (config, said) in [
+            (stream::Config { num_replicas: 1, ..safe.clone() }, "sync_interval"),
+            (stream::Config { storage: stream::StorageType::Memory, ..safe.clone() }, "memory"),
+            (stream::Config { max_age: Duration::from_secs(60), ..safe.clone() }, "oldest"),
+            (stream::Config { max_messages: 10, ..safe.clone() }, "oldest"),
+            (stream::Config { no_ack: true, ..safe.clone() }, "acknowledges nothing"),
+        ] {
+            assert!(safety(&config).contains(said), "{}", safety(&config));
         }
     }
 
