@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use super::Kafka;
 
 /// How long the client library is asked at a time whether it has found the cluster.
-pub(super) const SLICE: Duration = Duration::from_millis(50);
+const SLICE: Duration = Duration::from_millis(50);
 
 /// All brokers are gone only after this time: a host may have a second address that works.
 const PATIENCE: Duration = Duration::from_millis(500);

@@ -31,8 +31,9 @@
 //! because other topics go on; whoever creates it in time loses nothing. Brokers that cannot be
 //! reached, refuse the login or lack replicas are unavailable.
 //!
-//! The server measures a producer's whole batch against its limit. What it refuses as too large is
-//! sent again, each event by itself, before it is called dead.
+//! The server measures a producer's whole batch against its limit, and may refuse all of it for one record
+//! that it does not take, such as one without a key for a compacted topic. What it refuses so is sent again,
+//! each event by itself, before it is called dead.
 //!
 //! # When things fail
 //! The producer repeats by itself what a broken connection left open, under the same sequence number,
@@ -45,6 +46,7 @@
 //! says of itself that messages which time out are not covered. So any part of a batch can have been
 //! accepted, and that is what the transport declares.
 
+mod check;
 mod config;
 mod connect;
 
@@ -60,26 +62,29 @@ use std::{
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use posthaste_core::{
-    Envelope, Error, ErrorKind, Result,
+    Envelope, Result,
     transport::{Capabilities, Outcome, Transport},
 };
 use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
     message::{Header, OwnedHeaders},
-    producer::{DeliveryFuture, FutureRecord, Producer as _},
+    producer::{DeliveryFuture, FutureRecord},
 };
-use tokio::task::spawn_blocking;
+use tokio::time::timeout_at;
 
 use crate::connection::Connection;
 
 pub use self::config::{Compression, KafkaConfig, Sasl};
-use self::connect::{Live, Producer, SLICE};
+use self::connect::{Live, Producer};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce_";
 
 /// Most events in one batch.
 const MAX_BATCH: usize = 256;
+
+/// So much more, so that our own words come first.
+const CONNECT_DELAY: Duration = Duration::from_millis(200);
 
 /// The library looks for what timed out once a second; a report that is later than this is lost.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
@@ -93,16 +98,32 @@ pub struct Kafka {
 /// What became of one message.
 enum Sent {
     Told(Outcome),
-    /// The server refused the batch that it was in.
-    BatchTooLarge,
+    /// The server refused the batch that it was in, for this reason: any of its messages may be at fault.
+    BatchRefused(Code),
+}
+
+/// A publish under way. One that is dropped before its end leaves nothing behind that the library would still
+/// send.
+struct UnderWay<'l> {
+    live: &'l Live,
+    ended: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // What was purged in flight leaves a gap: the producer is made anew.
+            self.live.watcher.trouble().spent = true;
+            self.live.forget();
+        }
+    }
 }
 
 impl Kafka {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: KafkaConfig) -> Result<Self> {
         config.check()?;
-        // One slice more, so that our own words come first.
-        let connection = Connection::new(config.common.connect_timeout + 4 * SLICE);
+        let connection = Connection::new(config.common.connect_timeout + CONNECT_DELAY);
         Ok(Self { config, connection })
     }
 
@@ -138,15 +159,15 @@ impl Kafka {
         })
     }
 
-    /// Sends all events and waits for their reports.
+    /// Sends all events and waits for their reports, until the deadline.
     async fn send_all(
         &self,
         live: &Live,
         producer: &Producer,
         envelopes: &[&Envelope],
+        deadline: Instant,
     ) -> Vec<Sent> {
         let begun = Instant::now();
-        let limit = self.config.common.publish_timeout + REPORT_DELAY;
         let mut reports: Vec<_> =
             envelopes.iter().map(|envelope| self.send(producer, envelope)).collect();
         let mut sent = Vec::with_capacity(envelopes.len());
@@ -159,7 +180,7 @@ impl Kafka {
                 });
             }
         };
-        if tokio::time::timeout(limit, reporting).await.is_err() {
+        if timeout_at(deadline.into(), reporting).await.is_err() {
             live.forget();
             let missing = reports.iter_mut().zip(envelopes).skip(sent.len());
             let rest: Vec<_> = missing
@@ -194,14 +215,22 @@ impl Kafka {
             live.watcher.trouble().spent = true;
         }
         Sent::Told(match code {
-            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => return Sent::BatchTooLarge,
+            Code::MessageSizeTooLarge
+            | Code::MessageBatchTooLarge
+            | Code::InvalidRecord
+            | Code::InvalidDifferentRecord => return Sent::BatchRefused(code),
             Code::MessageTimedOut => self.late(live, begun),
             code => self.refused(envelope, code),
         })
     }
 
-    /// Sends again what the server refused as too large, each event in a batch of its own.
-    async fn send_lonely(&self, live: &Live, envelopes: &[&Envelope]) -> Vec<Outcome> {
+    /// Sends again what the server refused with its batch, each event in a batch of its own.
+    async fn send_lonely(
+        &self,
+        live: &Live,
+        envelopes: &[&Envelope],
+        deadline: Instant,
+    ) -> Vec<Outcome> {
         let producer = {
             let mut lonely = live.lonely.lock().unwrap_or_else(PoisonError::into_inner);
             if lonely.is_none() {
@@ -214,13 +243,10 @@ impl Kafka {
         let Some(producer) = producer else {
             return vec![Outcome::unavailable("the Kafka client cannot be made"); envelopes.len()];
         };
-        let sent = self.send_all(live, &producer, envelopes).await;
+        let sent = self.send_all(live, &producer, envelopes, deadline).await;
         let outcomes = sent.into_iter().zip(envelopes).map(|(sent, envelope)| match sent {
             Sent::Told(outcome) => outcome,
-            Sent::BatchTooLarge => Outcome::dead(format!(
-                "the message is too large for its topic: {} bytes without its headers",
-                envelope.event.payload().len()
-            )),
+            Sent::BatchRefused(code) => self.refused(envelope, code),
         });
         outcomes.collect()
     }
@@ -230,6 +256,10 @@ impl Kafka {
         let place = self.config.place();
         match code {
             Code::InvalidTopic => Outcome::dead(format!("Kafka takes no topic {topic:?}")),
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => Outcome::dead(format!(
+                "the message is too large for its topic: {} bytes without its headers",
+                envelope.event.payload().len()
+            )),
             Code::InvalidRecord => Outcome::dead(format!(
                 "topic {topic:?} takes no such message; a compacted one wants an ordering key"
             )),
@@ -299,27 +329,19 @@ impl Transport for Kafka {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let common = &self.config.common;
         Capabilities {
             max_batch: MAX_BATCH,
             max_message: Some(self.config.max_message),
+            longest_publish: Some(
+                common.connect_timeout + CONNECT_DELAY + common.publish_timeout + REPORT_DELAY,
+            ),
             ..Capabilities::default()
         }
     }
 
     async fn check(&self) -> Result<String> {
-        let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let live = self.live().await.map_err(unavailable)?;
-        let place = self.config.place();
-        let silent = || unavailable(format!("Kafka at {place} does not tell its topics"));
-        let producer = live.producer().cloned().ok_or_else(silent)?;
-        let timeout = self.config.common.connect_timeout;
-        let found = spawn_blocking(move || {
-            let metadata = producer.client().fetch_metadata(None, timeout)?;
-            let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with("__"));
-            Ok::<_, KafkaError>((metadata.brokers().len(), topics.count()))
-        });
-        let (brokers, topics) = found.await.map_err(|_| silent())?.map_err(|_| silent())?;
-        Ok(format!("Kafka at {place}, brokers: {brokers}, topics: {topics}"))
+        self.found().await
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
@@ -333,22 +355,26 @@ impl Transport for Kafka {
         let Some(producer) = live.producer() else {
             return vec![Outcome::unavailable("the Kafka producer is gone"); batch.len()];
         };
+        let mut under_way = UnderWay { live: &live, ended: false };
+        let deadline = Instant::now() + self.config.common.publish_timeout + REPORT_DELAY;
         let envelopes: Vec<&Envelope> = batch.iter().collect();
-        let sent = self.send_all(&live, producer, &envelopes).await;
+        let sent = self.send_all(&live, producer, &envelopes, deadline).await;
         let again: Vec<&Envelope> = sent
             .iter()
             .zip(batch)
-            .filter_map(|(sent, envelope)| matches!(sent, Sent::BatchTooLarge).then_some(envelope))
+            .filter(|(sent, _)| matches!(sent, Sent::BatchRefused(_)))
+            .map(|(_, envelope)| envelope)
             .collect();
         let mut lonely = Vec::new().into_iter();
         if !again.is_empty() {
-            lonely = self.send_lonely(&live, &again).await.into_iter();
+            lonely = self.send_lonely(&live, &again, deadline).await.into_iter();
         }
+        under_way.ended = true;
         let outcomes = sent
             .into_iter()
             .filter_map(|sent| match sent {
                 Sent::Told(outcome) => Some(outcome),
-                Sent::BatchTooLarge => lonely.next(),
+                Sent::BatchRefused(_) => lonely.next(),
             })
             .collect();
         if live.is_fatal() {

@@ -10,9 +10,13 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::mpsc,
+    task::spawn_blocking,
 };
 
 use super::*;
+
+/// How often the tests look again.
+const PAUSE: Duration = Duration::from_millis(50);
 
 type Mock = MockCluster<'static, DefaultProducerContext>;
 
@@ -62,7 +66,7 @@ async fn eventually(kafka: &Kafka) {
     let mut outcomes = kafka.publish(&events(1)).await;
     while outcomes != [Outcome::Delivered] {
         assert!(Instant::now() < deadline, "{outcomes:?}");
-        tokio::time::sleep(SLICE).await;
+        tokio::time::sleep(PAUSE).await;
         outcomes = kafka.publish(&events(1)).await;
     }
 }
@@ -87,6 +91,81 @@ async fn an_event_that_is_too_large_for_the_server_is_dead() {
     assert!(matches!(outcomes[0], Outcome::Dead { .. }), "{outcomes:?}");
     assert!(reason(&outcomes[0]).contains("too large for its topic: 14 bytes"), "{outcomes:?}");
     assert_eq!(kafka.publish(&events(1)).await, [Outcome::Delivered]);
+}
+
+#[tokio::test]
+async fn a_batch_with_a_record_that_the_server_does_not_take_is_sent_event_by_event() {
+    let (mock, kafka) = cluster("");
+    assert_eq!(kafka.publish(&events(1)).await, [Outcome::Delivered]);
+    let refusal = Answer::RD_KAFKA_RESP_ERR_INVALID_RECORD;
+    // The batch, and of its events, which go alone, the first.
+    mock.request_errors(Request::Produce, &[refusal, refusal]);
+    let outcomes = kafka.publish(&events(20)).await;
+    let dead: Vec<_> = outcomes.iter().filter(|o| **o != Outcome::Delivered).collect();
+    assert_eq!(dead.len(), 1, "{outcomes:?}");
+    assert!(matches!(dead[0], Outcome::Dead { .. }), "{dead:?}");
+    assert!(reason(dead[0]).contains("takes no such message"), "{dead:?}");
+}
+
+/// How many messages the topic has.
+async fn stored(mock: &Mock, topic: &'static str) -> i64 {
+    let mut client = rdkafka::ClientConfig::new();
+    client.set("bootstrap.servers", mock.bootstrap_servers());
+    let reading = spawn_blocking(move || {
+        let consumer: rdkafka::consumer::BaseConsumer = client.create().unwrap();
+        let timeout = Duration::from_secs(10);
+        rdkafka::consumer::Consumer::fetch_watermarks(&consumer, topic, 0, timeout).unwrap().1
+    });
+    reading.await.unwrap()
+}
+
+#[tokio::test]
+async fn what_was_given_up_on_is_not_sent_afterwards() {
+    let (mock, kafka) = cluster("");
+    assert_eq!(kafka.publish(&events(1)).await, [Outcome::Delivered]);
+    // The library tries it again and again.
+    let refusals = [Answer::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION; 1_000];
+    mock.request_errors(Request::Produce, &refusals);
+    let limit = Duration::from_millis(500);
+    assert!(tokio::time::timeout(limit, kafka.publish(&events(5))).await.is_err());
+    mock.clear_request_errors(Request::Produce);
+    // What is left of them would arrive before it: a producer keeps the order of a partition.
+    eventually(&kafka).await;
+    assert_eq!(stored(&mock, TOPIC).await, 2);
+}
+
+#[tokio::test]
+async fn events_that_go_alone_share_the_time_of_their_batch() {
+    let (mock, kafka) = cluster("publish_timeout=4s");
+    assert_eq!(kafka.publish(&events(1)).await, [Outcome::Delivered]);
+    let mut answers = vec![Answer::RD_KAFKA_RESP_ERR_INVALID_RECORD];
+    answers.extend([Answer::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION; 1_000]);
+    mock.broker_round_trip_time(1, Duration::from_millis(3_500)).unwrap();
+    mock.request_errors(Request::Produce, &answers);
+    let longest = kafka.capabilities().longest_publish.unwrap();
+    let began = Instant::now();
+    kafka.publish(&events(3)).await;
+    let took = began.elapsed();
+    // It was connected already.
+    let most = longest - kafka.config.common.connect_timeout;
+    assert!(took <= most + Duration::from_millis(500), "{took:?} of {most:?}");
+}
+
+#[tokio::test]
+async fn a_missing_topic_is_a_retry_the_others_go_on_and_it_delivers_once_it_is_made() {
+    const MISSING: &str = "missing";
+    let (mock, kafka) = cluster("publish_timeout=2s");
+    mock.create_topic(MISSING, 1, 1).unwrap();
+    mock.topic_error(MISSING, Answer::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART).unwrap();
+    let mut batch = events(2);
+    batch[0].topic = Some(MISSING.to_owned());
+    let outcomes = kafka.publish(&batch).await;
+    assert!(matches!(outcomes[0], Outcome::Retry { .. }), "{outcomes:?}");
+    assert!(reason(&outcomes[0]).contains("no topic \"missing\""), "{outcomes:?}");
+    assert_eq!(outcomes[1], Outcome::Delivered);
+    mock.topic_error(MISSING, Answer::RD_KAFKA_RESP_ERR_NO_ERROR).unwrap();
+    while kafka.publish(&batch[..1]).await != [Outcome::Delivered] {}
+    assert_eq!(stored(&mock, MISSING).await, 1);
 }
 
 #[tokio::test]
