@@ -15,7 +15,7 @@
 #[cfg(feature = "tables")]
 pub mod tables;
 
-#[cfg(feature = "tables")]
+#[cfg(any(feature = "tables", feature = "transports"))]
 pub mod wait;
 
 #[cfg(feature = "proxy")]

@@ -277,6 +277,47 @@ async fn a_master_that_became_a_replica_is_left_for_the_new_one() {
 }
 
 #[tokio::test]
+async fn with_replicas_an_event_is_delivered_only_when_they_have_it() {
+    const AT_ONCE: &[&str] = &["--repl-diskless-sync-delay", "0"];
+    let Some((mut master, mut replica)) = private("", AT_ONCE).zip(private("", AT_ONCE)) else {
+        return;
+    };
+    master.start().await;
+    replica.start().await;
+    let url = format!("{}?replicas=1&publish_timeout=2s", master.url());
+    let redis = transport(&url);
+    let batch = [envelope("a", "a"), envelope("b", "b")];
+    for outcome in redis.publish(&batch).await {
+        assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcome:?}");
+        assert!(error(&outcome).contains("0 of 1 replicas"), "{outcome:?}");
+    }
+    let found = redis.check().await.unwrap();
+    assert!(found.contains("replicas=1, of which 0 are connected"), "{found}");
+
+    run(&replica.url(), &["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    asked("a replica that has what it is sent", async || {
+        redis.publish(&batch).await == [Outcome::Delivered, Outcome::Delivered]
+    })
+    .await;
+    assert!(Subject.read(&replica.url(), "a").await.len() >= 2);
+    let found = redis.check().await.unwrap();
+    assert!(found.ends_with("with an append-only file (appendfsync always)"), "{found}");
+
+    replica.freeze().await;
+    for outcome in redis.publish(&batch).await {
+        assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn check_names_a_policy_that_evicts_streams() {
+    let Some(mut server) = private("", &["--maxmemory-policy", "allkeys-lru"]) else { return };
+    server.start().await;
+    let found = transport(&server.url()).check().await.unwrap();
+    assert!(found.contains("maxmemory-policy allkeys-lru evicts streams"), "{found}");
+}
+
+#[tokio::test]
 async fn a_stream_that_the_user_may_not_write_holds_back_nobody_else() {
     let Some(mut server) = private("", &[]) else { return };
     server.start().await;

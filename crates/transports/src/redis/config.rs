@@ -30,6 +30,8 @@ pub struct RedisConfig {
     pub cluster: bool,
     /// Streams are trimmed to about so many entries. Without it they grow.
     pub max_len: Option<u64>,
+    /// How many replicas must have an event before it counts as delivered (`WAIT`). None unless set.
+    pub replicas: u32,
     /// Largest payload to send: 512 MiB unless set, which is Redis' own limit.
     pub max_message: usize,
 }
@@ -47,12 +49,13 @@ impl RedisConfig {
             database: 0,
             cluster: false,
             max_len: None,
+            replicas: 0,
             max_message: MAX_MESSAGE,
         }
     }
 
     /// From `redis://…` or `rediss://…` (TLS); the path is the database's number. Parameters:
-    /// `max_len`, `max_message`, `cluster`, `ca_file`, `password_env`, `password_file`, and what
+    /// `max_len`, `max_message`, `replicas`, `cluster`, `ca_file`, `password_env`, `password_file`, and what
     /// every destination takes.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut url: DestinationUrl = url.parse()?;
@@ -77,6 +80,7 @@ impl RedisConfig {
             database,
             cluster: url.take_flag("cluster")?,
             max_len: url.take_parsed("max_len", "a number of entries")?,
+            replicas: url.take_parsed("replicas", "a number of replicas")?.unwrap_or_default(),
             max_message: url
                 .take_parsed("max_message", "a number of bytes")?
                 .unwrap_or(MAX_MESSAGE),
@@ -95,6 +99,12 @@ impl RedisConfig {
         }
         if self.cluster && self.database != 0 {
             return Err(Error::invalid("a Redis cluster has only database 0"));
+        }
+        if self.cluster && self.replicas > 0 {
+            return Err(Error::invalid(
+                "replicas is for one server and its replicas; a cluster's client cannot wait for those \
+                 of a slot",
+            ));
         }
         if self.user.is_some() && self.password.is_none() {
             return Err(Error::invalid("a Redis user needs a password"));
@@ -128,11 +138,11 @@ mod tests {
     #[test]
     fn a_url_says_it_all() {
         let config = RedisConfig::from_url(
-            "rediss://me:hush@host/3?max_len=1000&max_message=4096&ca_file=/etc/ca.pem",
+            "rediss://me:hush@host/3?max_len=1000&max_message=4096&replicas=2&ca_file=/etc/ca.pem",
         )
         .unwrap();
         assert_eq!((config.database, config.max_len, config.max_message), (3, Some(1000), 4096));
-        assert_eq!(config.common.name, "redis");
+        assert_eq!((config.common.name.as_str(), config.replicas), ("redis", 2));
         assert!(config.tls);
         let transport = Redis::new(config).unwrap();
         assert!(!format!("{transport:?}").contains("hush"), "{transport:?}");
@@ -156,6 +166,8 @@ mod tests {
             ("redis://:hush@a?ca_file=x", "rediss://"),
             ("redis://:hush@a?max_len=many", "max_len"),
             ("redis://:hush@a?max_len=0", "max_len"),
+            ("redis://:hush@a?replicas=all", "replicas"),
+            ("redis://:hush@a,b?cluster=true&replicas=1", "replicas"),
             ("redis://:hush@a?trim=true", "trim"),
         ] {
             let error = RedisConfig::from_url(url).and_then(Redis::new).unwrap_err().to_string();

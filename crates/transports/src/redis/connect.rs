@@ -30,8 +30,17 @@ impl Live {
         }
     }
 
+    /// A command that answers with texts.
+    async fn values(&mut self, command: &Cmd) -> RedisResult<Vec<String>> {
+        let value = match self {
+            Self::Server(connection) => connection.req_packed_command(command).await?,
+            Self::Cluster(connection) => connection.req_packed_command(command).await?,
+        };
+        Ok(redis::from_redis_value(value.extract_error()?)?)
+    }
+
     /// A command that answers with text.
-    async fn query(&mut self, command: &Cmd) -> RedisResult<String> {
+    pub(super) async fn query(&mut self, command: &Cmd) -> RedisResult<String> {
         let value = match self {
             Self::Server(connection) => connection.req_packed_command(command).await?,
             Self::Cluster(connection) => connection.req_packed_command(command).await?,
@@ -196,15 +205,73 @@ impl Redis {
         if line(&info, "role") == Some("slave") {
             return Err(format!("Redis {version} at {place} is a replica and takes no events"));
         }
-        let file = match line(&info, "aof_enabled") {
-            Some("1") => "with an append-only file",
-            _ => "without an append-only file",
-        };
-        Ok(format!("Redis {version} at {place}, database {}, {file}", self.config.database))
+        let mut fsync = String::new();
+        if line(&info, "aof_enabled") == Some("1") {
+            // Managed servers and cautious users do not permit it.
+            let asked = live.values(redis::cmd("CONFIG").arg("GET").arg("appendfsync")).await;
+            fsync = asked.ok().and_then(|mut pair| pair.pop()).unwrap_or_default();
+        }
+        let safety = safety(&info, &fsync, self.config.replicas);
+        Ok(format!("Redis {version} at {place}, database {}, {safety}", self.config.database))
     }
+}
+
+/// What the server's settings mean for what it has acknowledged.
+fn safety(info: &str, fsync: &str, wanted: u32) -> String {
+    let mut said = vec![match (line(info, "aof_enabled"), fsync) {
+        (Some("1"), "") => "with an append-only file".to_owned(),
+        (Some("1"), fsync) => format!("with an append-only file (appendfsync {fsync})"),
+        _ => "without an append-only file: a restart takes what was acknowledged since the last \
+              snapshot"
+            .to_owned(),
+    }];
+    let replicas = line(info, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0);
+    if replicas < wanted {
+        said.push(format!("replicas={wanted}, of which {replicas} are connected"));
+    } else if replicas > wanted {
+        said.push(format!(
+            "{replicas} replicas are connected and {wanted} are waited for: a failover can take what \
+             was acknowledged, see replicas"
+        ));
+    }
+    // Policies that evict only keys with a time to live spare streams, which have none.
+    let policy = line(info, "maxmemory_policy");
+    if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys-")) {
+        said.push(format!(
+            "maxmemory-policy {policy} evicts streams, with all their events, when memory is short"
+        ));
+    }
+    said.join("; ")
 }
 
 /// The value of `name:value` in what INFO answers.
 fn line<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_tells_what_can_take_acknowledged_events() {
+        let info = |aof: u8, replicas: u8, policy: &str| {
+            format!(
+                "# Memory\r\nmaxmemory_policy:{policy}\r\naof_enabled:{aof}\r\n\
+                 connected_slaves:{replicas}\r\n"
+            )
+        };
+        let safe = safety(&info(1, 0, "noeviction"), "always", 0);
+        assert_eq!(safe, "with an append-only file (appendfsync always)");
+        assert_eq!(safety(&info(1, 2, "volatile-lru"), "", 2), "with an append-only file");
+        for (aof, replicas, policy, wanted, said) in [
+            (0, 0, "noeviction", 0, "without an append-only file"),
+            (1, 1, "noeviction", 2, "replicas=2, of which 1 are connected"),
+            (1, 1, "noeviction", 0, "a failover can take"),
+            (1, 0, "allkeys-lru", 0, "maxmemory-policy allkeys-lru evicts streams"),
+        ] {
+            let found = safety(&info(aof, replicas, policy), "", wanted);
+            assert!(found.contains(said), "{found}");
+        }
+    }
 }

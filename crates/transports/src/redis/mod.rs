@@ -17,8 +17,11 @@
 //! | `payload` | the bytes |
 //!
 //! What Redis has acknowledged is as safe as its persistence. With `appendonly yes` and `appendfsync
-//! always` it survives; with `everysec` the death of the process alone can take what was acknowledged
-//! in the last two seconds, while the disk is busy.
+//! always` it survives a restart of this server; with `everysec` the death of the process alone can take what
+//! was acknowledged in the last two seconds, while the disk is busy. It does not survive a failover to a
+//! replica that had not received it: with `replicas=N` an event counts as delivered only when that many have
+//! acknowledged it (`WAIT`). A `maxmemory-policy` that evicts can take a whole stream, and `max_len` what no
+//! consumer has read.
 //!
 //! In a cluster every stream has a transaction of its own, so that a batch can be accepted in part.
 
@@ -35,6 +38,7 @@ use posthaste_core::{
 };
 use redis::{Cmd, Pipeline, RedisError, ServerError};
 use serde::Serializer;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{connection::Connection, message::Message, turns::Turns};
 
@@ -127,10 +131,18 @@ impl Redis {
 
     /// Runs one transaction; what is refused before it runs is left out and the rest tried again, as
     /// often as something is left out.
-    async fn run(&self, live: &Live, mut transaction: Transaction<'_>) -> Answers {
+    async fn run(
+        &self,
+        live: &Live,
+        mut transaction: Transaction<'_>,
+        deadline: Instant,
+    ) -> Answers {
         let mut answers = Answers::default();
         while !transaction.entries.is_empty() {
-            match live.clone().run(&transaction.commands).await {
+            let mut connection = live.clone();
+            let running = connection.run(&transaction.commands);
+            let ran = timeout_at(deadline, running).await.unwrap_or_else(|_| Err(late()));
+            match ran {
                 Ok(results) => {
                     // EXEC answers for all; an entry without an answer would be a retry.
                     let mut results = results.into_iter();
@@ -143,6 +155,9 @@ impl Redis {
                             None => Outcome::retry("Redis did not answer for it"),
                         };
                         answers.outcomes.push((entry.place, outcome));
+                    }
+                    if self.config.replicas > 0 {
+                        self.replicate(live, &mut answers, deadline).await;
                     }
                     return answers;
                 }
@@ -160,6 +175,34 @@ impl Redis {
             }
         }
         answers
+    }
+
+    /// Waits until as many replicas as configured have what was taken; otherwise it is not delivered.
+    async fn replicate(&self, live: &Live, answers: &mut Answers, deadline: Instant) {
+        let taken = |(_, outcome): &&mut (usize, Outcome)| *outcome == Outcome::Delivered;
+        let wanted = self.config.replicas;
+        // The server's answer is to come before our own patience ends.
+        let patience = deadline.saturating_duration_since(Instant::now()).mul_f64(0.9);
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(wanted).arg(patience.as_millis().max(1) as u64);
+        let mut connection = live.clone();
+        let waited = timeout_at(deadline, connection.query(&wait)).await;
+        let failure = match waited.unwrap_or_else(|_| Err(late())) {
+            Ok(have) if have.parse::<u32>().is_ok_and(|have| have >= wanted) => return,
+            Ok(have) => Outcome::unavailable(format!(
+                "{} of {wanted} replicas of Redis at {} have acknowledged it",
+                have.parse::<u32>().unwrap_or_default(),
+                self.config.place()
+            )),
+            Err(error) => {
+                let (failure, broken) = self.failed(&error);
+                answers.broken = broken;
+                failure
+            }
+        };
+        for (_, outcome) in answers.outcomes.iter_mut().filter(taken) {
+            *outcome = failure.clone();
+        }
     }
 
     /// The transaction without what was refused and what follows that in its key.
@@ -232,6 +275,11 @@ impl Redis {
     }
 }
 
+/// The deadline of a publish has passed, as the client itself says it of a response.
+fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}
+
 /// What became of a transaction's events.
 #[derive(Default)]
 struct Answers {
@@ -243,14 +291,10 @@ struct Answers {
 
 /// The headers as one JSON object.
 fn json(message: &Message<'_>) -> String {
-    let replaced = |name: &str| message.added.iter().any(|(added, _)| added == name);
-    let own = message.own.iter().filter(|(name, _)| !replaced(name));
-    let own = own.map(|(name, value)| (name.as_str(), value.as_str()));
-    let added = message.added.iter().map(|(name, value)| (&**name, &**value));
     let size = message.headers().map(|(name, value)| name.len() + value.len() + 6).sum::<usize>();
     let mut out = Vec::with_capacity(size + 2);
     // Texts into memory: nothing can fail.
-    let _ = serde_json::Serializer::new(&mut out).collect_map(own.chain(added));
+    let _ = serde_json::Serializer::new(&mut out).collect_map(message.headers());
     String::from_utf8(out).unwrap_or_default()
 }
 
@@ -301,9 +345,11 @@ impl Transport for Redis {
 
     fn capabilities(&self) -> Capabilities {
         let acceptance = if self.config.cluster { Acceptance::Any } else { Acceptance::Atomic };
+        let common = &self.config.common;
         Capabilities {
             max_batch: MAX_BATCH,
             acceptance,
+            longest_publish: Some(common.connect_timeout + common.publish_timeout),
             max_message: Some(self.config.max_message),
             ..Capabilities::default()
         }
@@ -330,6 +376,7 @@ impl Transport for Redis {
             Ok(live) => live,
             Err(error) => return vec![Outcome::unavailable(error); batch.len()],
         };
+        let deadline = Instant::now() + self.config.common.publish_timeout;
         let mut outcomes = vec![Outcome::held(); batch.len()];
         // A wrong type fails a command although the transaction goes on. So that no event passes a
         // refused one of its key, a key writes to one stream a batch; the rest waits for the next.
@@ -356,7 +403,8 @@ impl Transport for Redis {
             });
             transactions[at].push(Entry { place, envelope, stream }, command);
         }
-        let answers = join_all(transactions.into_iter().map(|t| self.run(&live, t))).await;
+        let running = transactions.into_iter().map(|t| self.run(&live, t, deadline));
+        let answers = join_all(running).await;
         if answers.iter().any(|answers| answers.broken) {
             self.connection.lost(&live).await;
         }
