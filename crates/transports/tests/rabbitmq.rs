@@ -10,6 +10,10 @@ use std::{
 };
 
 use async_trait::async_trait;
+use lapin::{
+    options::QueueDeclareOptions,
+    types::{AMQPValue, FieldTable},
+};
 use posthaste_core::{
     Envelope, Event, Result,
     transport::{Outcome, Transport},
@@ -265,6 +269,27 @@ async fn a_message_beyond_the_servers_own_limit_is_dead_and_its_neighbours_are_d
             assert_eq!(*outcome, Outcome::Delivered, "event {n}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_unavailable_and_its_neighbours_are_delivered() {
+    let Some(url) = shared() else { return };
+    let (full, free) = (unique_name("full"), unique_name("free"));
+    prepare(&url, &free).await;
+    let client = lapin::Connection::connect(&url, lapin::ConnectionProperties::default());
+    let channel = client.await.unwrap().create_channel().await.unwrap();
+    let mut limits = FieldTable::default();
+    limits.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    limits.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    let options = QueueDeclareOptions::default();
+    channel.queue_declare(full.as_str().into(), options, limits).await.unwrap();
+    let event = |queue: &str| enveloped(Event::builder("OrderPlaced").topic(queue).payload("x"));
+    let transport = transport(&url);
+    assert_eq!(transport.publish(&[event(&full)]).await, [Outcome::Delivered]);
+    let outcomes = transport.publish(&[event(&free), event(&full), event(&free)]).await;
+    assert_eq!((&outcomes[0], &outcomes[2]), (&Outcome::Delivered, &Outcome::Delivered));
+    let Outcome::Unavailable { error, .. } = &outcomes[1] else { panic!("{outcomes:?}") };
+    assert!(error.contains("queue is full"), "{error}");
 }
 
 #[tokio::test]

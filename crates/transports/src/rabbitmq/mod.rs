@@ -17,13 +17,13 @@
 //!
 //! # What the server's answer means
 //! A confirm is *delivered*. A message that no queue takes comes back before its confirm: it is a
-//! retry, for someone has to bind a queue. One that a full queue refuses is a retry. A server that
-//! blocks publishers (memory or disk alarm) is unavailable, as is one without the exchange, or that
+//! retry, for someone has to bind a queue. A server that blocks publishers (memory or disk alarm) is
+//! unavailable, as is a full queue that refuses a message, and one without the exchange, or that
 //! does not let us publish.
 //!
 //! The client library gives a returned message to whichever confirm comes next, which need not be
 //! its own. So each batch has a channel for itself, and returns are matched by message id once all
-//! confirms of the batch are there.
+//! confirms of the batch are there. When one is late, acknowledgements after it do not count.
 
 mod config;
 mod connect;
@@ -83,6 +83,21 @@ struct Sent {
     place: usize,
     id: String,
     routing_key: ShortString,
+}
+
+/// What came for a message.
+enum Answer {
+    /// The server has it, or sent it back.
+    Ack {
+        /// The id of a message that came back, of this one or of another one.
+        returned: Option<String>,
+    },
+    /// The server does not take it.
+    Nack { returned: Option<String> },
+    /// Nothing yet.
+    Late,
+    /// Nothing: the channel ended before.
+    Lost,
 }
 
 /// Why a channel could not finish its batch.
@@ -154,49 +169,73 @@ impl RabbitMq {
                 break;
             }
         }
-        let mut confirmed = Vec::with_capacity(confirms.len());
-        let mut returned = HashSet::new();
+        let mut answers = Vec::with_capacity(confirms.len());
         for (event, confirm) in confirms {
-            match timeout_at(deadline, confirm).await {
+            let answer = match timeout_at(deadline, confirm).await {
+                Ok(Ok(Confirmation::NotRequested)) => {
+                    broken = Some(Broken::Connection("confirms are not to be had".to_owned()));
+                    Answer::Lost
+                }
                 Ok(Ok(confirmation)) => {
                     let is_ack = confirmation.is_ack();
-                    if confirmation == Confirmation::NotRequested {
-                        broken = Some(Broken::Connection("confirms are not to be had".to_owned()));
-                        continue;
-                    }
-                    if let Some(message) = confirmation.take_message() {
+                    let returned = confirmation.take_message().map(|message| {
                         let id = message.delivery.properties.message_id().as_ref();
-                        returned.insert(id.map(ToString::to_string).unwrap_or_default());
-                    }
-                    confirmed.push((event, is_ack));
+                        id.map(ToString::to_string).unwrap_or_default()
+                    });
+                    if is_ack { Answer::Ack { returned } } else { Answer::Nack { returned } }
                 }
                 // The server's own word says more than what follows from it.
-                Ok(Err(error)) => match broken {
-                    Some(Broken::Channel(_)) => {}
-                    _ => broken = Some(Broken::from(error)),
-                },
-                Err(_) => broken = broken.or(Some(Broken::Late)),
-            }
+                Ok(Err(error)) => {
+                    if !matches!(broken, Some(Broken::Channel(_))) {
+                        broken = Some(Broken::from(error));
+                    }
+                    Answer::Lost
+                }
+                Err(_) => {
+                    broken = broken.or(Some(Broken::Late));
+                    Answer::Late
+                }
+            };
+            answers.push((event, answer));
         }
-        for (event, is_ack) in confirmed {
-            outcomes[event.place] = Some(if returned.contains(&event.id) {
-                Outcome::retry(format!(
-                    "no queue takes routing key {:?} of {}",
-                    event.routing_key.as_str(),
-                    self.exchange_name()
-                ))
-            } else if is_ack {
-                Outcome::Delivered
-            } else {
-                Outcome::retry("RabbitMQ refused it: a queue is full or has failed")
-            });
-        }
+        self.judge(answers, outcomes);
         match broken {
             None => {
                 link.give_back(channel);
                 Ok(())
             }
             Some(broken) => Err(broken),
+        }
+    }
+
+    /// What the answers mean, in the order of the batch.
+    ///
+    /// A return comes with whichever confirm is next, also with one that was late here and has its answer by
+    /// now. So an acknowledgement that was looked at after a late one may belong to a message that
+    /// came back, and leaves its event unanswered.
+    fn judge(&self, answers: Vec<(Sent, Answer)>, outcomes: &mut [Option<Outcome>]) {
+        let returned: HashSet<String> = answers
+            .iter()
+            .filter_map(|(_, answer)| match answer {
+                Answer::Ack { returned } | Answer::Nack { returned } => returned.clone(),
+                Answer::Late | Answer::Lost => None,
+            })
+            .collect();
+        let mut late = false;
+        for (event, answer) in answers {
+            late |= matches!(answer, Answer::Late);
+            outcomes[event.place] = match answer {
+                _ if returned.contains(&event.id) => Some(Outcome::retry(format!(
+                    "no queue takes routing key {:?} of {}",
+                    event.routing_key.as_str(),
+                    self.exchange_name()
+                ))),
+                Answer::Ack { .. } if !late => Some(Outcome::Delivered),
+                Answer::Nack { .. } => {
+                    Some(Outcome::unavailable("RabbitMQ refused it: a queue is full or has failed"))
+                }
+                Answer::Ack { .. } | Answer::Late | Answer::Lost => None,
+            };
         }
     }
 
@@ -290,9 +329,11 @@ impl Transport for RabbitMq {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let common = &self.config.common;
         Capabilities {
             max_batch: MAX_BATCH,
             max_message: Some(self.config.max_message),
+            longest_publish: Some(common.connect_timeout + common.publish_timeout),
             ..Capabilities::default()
         }
     }
@@ -390,5 +431,47 @@ impl Transport for RabbitMq {
             .map(|outcome| outcome.or_else(|| left.clone()))
             .map(|outcome| outcome.unwrap_or_else(|| Outcome::retry("no acknowledgement")))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(answers: Vec<Answer>) -> Vec<Option<Outcome>> {
+        let rabbitmq = RabbitMq::new(RabbitMqConfig::from_url("amqp://host").unwrap()).unwrap();
+        let mut outcomes = vec![None; answers.len()];
+        let sent = |(place, answer)| {
+            let routing_key = ShortString::try_new("orders").unwrap();
+            (Sent { place, id: place.to_string(), routing_key }, answer)
+        };
+        rabbitmq.judge(answers.into_iter().enumerate().map(sent).collect(), &mut outcomes);
+        outcomes
+    }
+
+    fn ack(returned: Option<&str>) -> Answer {
+        Answer::Ack { returned: returned.map(str::to_owned) }
+    }
+
+    fn is_returned(outcome: Option<&Outcome>) -> bool {
+        matches!(outcome, Some(Outcome::Retry { error, .. }) if error.contains("no queue takes"))
+    }
+
+    #[test]
+    fn a_message_that_came_back_is_found_with_whichever_confirm_told_it() {
+        let outcomes = judged(vec![ack(None), ack(None), ack(Some("0"))]);
+        assert!(is_returned(outcomes[0].as_ref()), "{outcomes:?}");
+        assert_eq!(outcomes[1..], [Some(Outcome::Delivered), Some(Outcome::Delivered)]);
+    }
+
+    #[test]
+    fn after_a_late_confirm_none_counts_for_a_return_may_be_with_it() {
+        // The return of 2 came with the confirm of 1, after that was looked for.
+        let outcomes = judged(vec![ack(None), Answer::Late, ack(None), ack(Some("0"))]);
+        assert!(is_returned(outcomes[0].as_ref()), "{outcomes:?}");
+        assert_eq!(outcomes[1..], [None, None, None]);
+        // A confirm that ended with its channel took no return with it.
+        let outcomes = judged(vec![Answer::Lost, ack(None)]);
+        assert_eq!(outcomes, [None, Some(Outcome::Delivered)]);
     }
 }
