@@ -141,7 +141,8 @@ async fn publish(config: HttpConfig, envelope: Envelope) -> Outcome {
 async fn each_status_has_its_outcome_and_only_its_number_is_kept() {
     for status in (200..600).filter(|status| StatusCode::from_u16(*status).is_ok()) {
         // One of each class and all that are told apart.
-        let told_apart = [401, 403, 407, 408, 425, 429, 502, 503, 504].contains(&status);
+        let told_apart =
+            [401, 403, 404, 405, 407, 408, 409, 410, 425, 429, 502, 503, 504].contains(&status);
         if status % 100 > 5 && !told_apart && ![226, 308, 413, 422, 451, 511, 599].contains(&status)
         {
             continue;
@@ -152,7 +153,7 @@ async fn each_status_has_its_outcome_and_only_its_number_is_kept() {
             200..=299 => Outcome::Delivered,
             300..=399 => Outcome::dead(format!("{error}; redirects are not followed")),
             401 | 403 | 407 | 429 | 502 | 503 | 504 => Outcome::unavailable(error),
-            408 | 425 | 500.. => Outcome::retry(error),
+            404 | 405 | 408 | 409 | 410 | 425 | 500.. => Outcome::retry(error),
             _ => Outcome::dead(error),
         };
         assert_eq!(publish(receiver.config(), envelope()).await, expected);

@@ -31,7 +31,7 @@
 //! | --- | --- |
 //! | 2xx | delivered |
 //! | 401, 403, 407, 429, 502, 503, 504, no connection | unavailable, until `Retry-After` (1 h at most) |
-//! | 408, 425, other 5xx, no answer in time, a connection that breaks | retry |
+//! | 404, 405, 408, 409, 410, 425, other 5xx, no answer in time, a connection that breaks | retry |
 //! | 3xx (not followed), other 4xx, an address that is not public | dead |
 //!
 //! Of an answer only its status is kept. Proxies of the environment are not used.
@@ -53,7 +53,7 @@ use jiff::{Timestamp, fmt::rfc2822};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
-    transport::{Outcome, Transport},
+    transport::{Capabilities, Outcome, Transport},
 };
 use reqwest::{
     Client, Method, Request, Response, StatusCode, Url,
@@ -260,7 +260,8 @@ fn outcome_of(status: StatusCode, headers: &HeaderMap) -> Outcome {
             Outcome::Unavailable { error, after: retry_after(headers) }
         }
         300..=399 => Outcome::dead(format!("{error}; redirects are not followed")),
-        408 | 425 => Outcome::retry(error),
+        // 404, 405, 409 and 410 are also the answers of a gateway while its receiver is being deployed.
+        404 | 405 | 408 | 409 | 410 | 425 => Outcome::retry(error),
         400..=499 => Outcome::dead(error),
         _ => Outcome::retry(error),
     }
@@ -311,6 +312,13 @@ fn caused_by<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> 
 impl Transport for Http {
     fn name(&self) -> &str {
         &self.common.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            longest_publish: Some(self.common.publish_timeout + BODY_PATIENCE),
+            ..Capabilities::default()
+        }
     }
 
     async fn check(&self) -> Result<String> {
