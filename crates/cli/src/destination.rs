@@ -96,9 +96,10 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Transport>> {
     if url.contains("://") {
         return transports::open(url);
     }
-    Err(Error::invalid(format!(
-        "destination {url:?} is not known; use log, or a URL such as nats://host:4222"
-    )))
+    // A URL that was mistyped may hold a password.
+    let named = url.bytes().all(|byte| byte.is_ascii_alphanumeric()) && url.len() <= 20;
+    let what = if named { format!("destination {url:?}") } else { "the destination".to_owned() };
+    Err(Error::invalid(format!("{what} is not known; use log, or a URL such as nats://host:4222")))
 }
 
 /// Connect to a destination, publish a test message, and say what was found. The exit code is 0

@@ -49,6 +49,8 @@ async fn settings_that_cannot_work_are_refused_before_the_relay_reports_itself()
         let args = [&["relay", "--to", "log", "--url", &url], settings].concat();
         refused(&args, 2, says);
     }
+    let args = ["relay", "--to", "nats://host", "--url", &url, "--dispatch-timeout", "10s"];
+    refused(&args, 2, &["dispatch_timeout is 10s", "may take 15s", "by more than 5s together"]);
     for (settings, says) in [
         (&["--lease", "5"][..], &["--lease", "\"5\" is not a duration", "500ms"][..]),
         (&["--ordering", "total"], &["\"total\"", "per_key, none or global"]),
@@ -136,6 +138,10 @@ async fn a_destination_that_cannot_be_is_refused_before_a_database_is_opened() {
         ("nowhere", &["\"nowhere\" is not known", "log", "nats://"][..]),
         ("pigeon://loft", &["pigeon:// is no destination", "nats://", "https://"]),
         ("nats://me:s3cret@host:port", &["port", "no number"]),
+        ("redis://me:12/s3cret@host", &["percent-encode"]),
+        ("nats://to?s3cret@host", &["percent-encode"]),
+        ("nats:/me:s3cret@host", &["the destination is not known", "nats://"]),
+        ("https://me:12/s3cret@host", &["percent-encode"]),
         ("redis://host?colour=red", &["parameter colour is not known"]),
         ("mqtt://host?qos=3", &["qos", "3"]),
         ("amqp://host?password_env=POSTHASTE_NO_SUCH", &["POSTHASTE_NO_SUCH", "not set"]),

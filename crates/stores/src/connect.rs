@@ -109,14 +109,59 @@ pub(crate) async fn open_pool<DB: sqlx::Database>(
     Err(crate::failure::failed(doing)(reason))
 }
 
+/// Refuses a URL whose login is not percent-encoded: the rest of a password would be taken for a database's
+/// name or a parameter, which drivers write into their logs.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn check_login(url: &str) -> Result<()> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let path = rest.split_once('/').map_or("", |(_, path)| path);
+    let mut names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+    if path.contains('@') || names.any(|name| name.contains('@')) {
+        return Err(Error::invalid(
+            "the database URL has an @ behind its host: percent-encode a password that has /, ? or # in \
+             it, and an @ in the database's name as %40",
+        ));
+    }
+    Ok(())
+}
+
 fn unknown(scheme: &str) -> Error {
     match scheme {
         "postgres" | "postgresql" | "mysql" | "mariadb" | "sqlite" => Error::invalid(format!(
             "support for {scheme} is not compiled in; build with the feature of that name"
         )),
+        // A text without a scheme may be anything, a password included.
+        _ if scheme.len() > 20 || !scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+            Error::invalid(
+                "a database URL begins with postgres://, mysql://, mariadb:// or sqlite:",
+            )
+        }
         _ => Error::invalid(format!(
             "database URL has the unknown scheme {scheme:?}; use postgres://, mysql://, \
              mariadb:// or sqlite:"
         )),
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_that_is_not_encoded_is_refused_and_not_quoted() {
+        for url in ["postgres://me:12/hush@host/db", "mysql://me:12?hush@host/db"] {
+            let error = check_login(url).unwrap_err().to_string();
+            assert!(error.contains("percent-encode") && !error.contains("hush"), "{error}");
+        }
+        for url in [
+            "postgres://me:p%40ss@host:5432/db?sslmode=require",
+            "postgres://host/db?user=me@company&host=/run/postgresql",
+            "mysql://me:pass@host",
+        ] {
+            check_login(url).unwrap();
+        }
+        let error = unknown("hush@host/db").to_string();
+        assert!(!error.contains("hush"), "{error}");
     }
 }

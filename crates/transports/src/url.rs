@@ -67,8 +67,12 @@ impl DestinationUrl {
         let (scheme, rest) = text
             .split_once("://")
             .ok_or_else(|| Error::invalid("a destination is a URL such as nats://host:4222"))?;
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (authority, path, query) = parts(rest);
+        // A login that is not encoded ends too early, and its rest would be taken for something that errors
+        // may quote.
+        if path.contains('@') || query.contains('@') {
+            return Err(misplaced_at());
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),
@@ -84,7 +88,11 @@ impl DestinationUrl {
         }
         let mut parameters = BTreeMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (name, value) = pair.split_once('=').ok_or_else(|| {
+                Error::invalid(
+                    "a parameter of the URL has no value: write name=value, and an & in a value as %26",
+                )
+            })?;
             let name = decoded("parameter", name)?;
             let value = decoded("parameter", value)?;
             if parameters.insert(name.clone(), value).is_some() {
@@ -106,6 +114,21 @@ impl DestinationUrl {
         }
         Ok(url)
     }
+}
+
+/// Hosts with a login, path and query of what stands behind `://`.
+fn parts(rest: &str) -> (&str, &str, &str) {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    (authority, path, query)
+}
+
+/// An `@` behind the hosts.
+pub(crate) fn misplaced_at() -> Error {
+    Error::invalid(
+        "the URL has an @ behind its host: percent-encode a password that has /, ? or # in it, and an @ \
+         anywhere else as %40",
+    )
 }
 
 fn host(text: &str) -> Result<(String, Option<u16>)> {
@@ -265,8 +288,17 @@ mod tests {
 
     #[test]
     fn no_error_and_no_debug_quotes_the_password() {
-        let error = "nats://me:hush@host:port".parse::<DestinationUrl>().unwrap_err();
-        assert!(!error.to_string().contains("hush"), "{error}");
+        for (url, says) in [
+            ("nats://me:hush@host:port", "no number"),
+            ("redis://me:12/hush@host", "percent-encode"),
+            ("nats://to?hush@host", "percent-encode"),
+            ("amqp://u:12?hush@host", "percent-encode"),
+            ("kafka://u:12/hu?sh@host", "percent-encode"),
+            ("nats://host?token=to&hush", "no value"),
+        ] {
+            let error = url.parse::<DestinationUrl>().unwrap_err().to_string();
+            assert!(error.contains(says) && !error.contains("hush"), "{url}: {error}");
+        }
         let url: DestinationUrl = "nats://me:hush@host".parse().unwrap();
         assert!(!format!("{url:?}").contains("hush"));
     }

@@ -3,7 +3,7 @@
 const STARS: &str = "***";
 
 /// Parameters of a URL whose values are no secret.
-const PLAIN: [&str; 12] = [
+const PLAIN: [&str; 13] = [
     "mode",
     "sslmode",
     "name",
@@ -16,6 +16,7 @@ const PLAIN: [&str; 12] = [
     "cluster",
     "max_len",
     "max_message",
+    "replicas",
 ];
 
 /// A URL without passwords, user-defined parameters and, of a webhook, without its path.
@@ -71,7 +72,9 @@ fn without_password(scheme: &str, rest: &str) -> String {
 fn parameter(pair: &str) -> String {
     match pair.split_once('=') {
         Some((name, _)) if !PLAIN.contains(&name) => format!("{name}={STARS}"),
-        _ => pair.to_owned(),
+        Some(_) => pair.to_owned(),
+        // The rest of something that was not encoded.
+        None => STARS.to_owned(),
     }
 }
 
@@ -90,6 +93,7 @@ mod tests {
             ("nats://token@h?password=x&name=n", "nats://***@h?password=***&name=n"),
             ("https://hooks.example/T0/B0/x", "https://hooks.example/***"),
             ("sqlite:app.db?mode=rwc", "sqlite:app.db?mode=rwc"),
+            ("nats://to?hush@h", "nats://to?***"),
             ("a plain token", "***"),
             ("log", "log"),
         ] {

@@ -42,7 +42,12 @@ pub(crate) struct Flag {
 impl Flag {
     /// The one destination, called after its scheme.
     pub(crate) fn destination(url: String, origin: Origin) -> Self {
-        let scheme = url.split("://").next().unwrap_or_default();
+        let scheme = match url.split_once("://") {
+            Some((scheme, _)) => scheme,
+            None if url == "log" => "log",
+            // The key stands in errors, and the text may hold a password.
+            None => "destination",
+        };
         let name = scheme.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
         Self { key: format!("destinations.{name}.url"), text: url, origin }
     }

@@ -268,6 +268,7 @@ fn padded<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
 }
 
 fn connect_options(url: &str) -> Result<MySqlConnectOptions> {
+    crate::connect::check_login(url)?;
     let url = match url.strip_prefix("mariadb:") {
         Some(rest) => format!("mysql:{rest}"),
         None => url.to_owned(),

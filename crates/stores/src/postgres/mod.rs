@@ -168,6 +168,7 @@ impl PostgresStore {
 }
 
 fn connect_options(url: &str) -> Result<PgConnectOptions> {
+    crate::connect::check_login(url)?;
     let options = PgConnectOptions::from_str(url).map_err(failed("reading the PostgreSQL URL"))?;
     Ok(match options.get_application_name() {
         Some(_) => options,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     message,
-    url::{Common, DestinationUrl},
+    url::{Common, DestinationUrl, misplaced_at},
 };
 
 /// What stands before each parameter that is not the receiver's.
@@ -52,6 +52,13 @@ impl HttpConfig {
             .filter(|(scheme, _)| ["http", "https"].contains(scheme))
             .ok_or_else(|| Error::invalid("a webhook's URL begins with http:// or https://"))?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        // `user:12/word@host` would ask the host `user`. Without a colon it is a path like others.
+        if authority.contains(':')
+            && !authority.contains('@')
+            && (path.contains('@') || query.contains('@'))
+        {
+            return Err(misplaced_at());
+        }
 
         let mut own =
             DestinationUrl::with_prefix(&format!("{scheme}://{authority}?{}", own.join("&")), OWN)?;
@@ -167,6 +174,10 @@ mod tests {
     fn a_configuration_that_cannot_work_is_refused() {
         assert!(refusal("ftp://me:hush@host/").contains("http:// or https://"));
         assert!(refusal("https://me:hush@a,b/").contains("one host"));
+        for url in ["https://me:12/hush@host", "https://me:12?hush@host"] {
+            assert!(refusal(url).contains("percent-encode"), "{url}");
+        }
+        assert_eq!(refusal("https://host/@me/hook?by=me@home"), "");
         assert!(refusal("https://me:hush@host/?x={topic}").contains("only in the path"));
         assert!(refusal("https://me:hush@{topic}.host/").contains("only in the path"));
         assert!(
