@@ -18,6 +18,10 @@ use crate::receiver::{Receiver, receiver};
 /// *all*: subscribers see an event at least once, as destinations do. An event that nobody
 /// subscribed to is an error of its own, and comes again: a subscriber may be on its way.
 ///
+/// All have the relay's dispatch timeout together: what is not done by then is dropped at the `await` where
+/// it stands. One that blocks is not dropped, and holds a thread of the relay's runtime: use
+/// `tokio::task::spawn_blocking`.
+///
 /// ```
 /// use posthaste_transports::bus::EventBus;
 ///

@@ -16,6 +16,10 @@ use crate::receiver::{Receiver, receiver, typed_receiver};
 /// An event that has no handler is dead at once: waiting would not bring one. A handler that
 /// panics has failed, and the event comes again.
 ///
+/// A handler that takes longer than the relay's dispatch timeout is dropped at the `await` where it stands,
+/// and its event comes again. One that blocks is not dropped, and holds a thread of the relay's
+/// runtime: use `tokio::task::spawn_blocking`.
+///
 /// ```
 /// use posthaste_core::Failure;
 /// use posthaste_transports::handlers::Handlers;
