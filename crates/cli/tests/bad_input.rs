@@ -2,7 +2,7 @@
 
 mod command;
 
-use command::{Folder, content, pool, refused, succeed};
+use command::{Folder, content, pool, posthaste, refused, stdout, succeed};
 
 #[test]
 fn an_unknown_url_scheme_is_refused_with_those_that_are_known() {
@@ -99,6 +99,30 @@ async fn a_migration_newer_than_the_binary_is_refused() {
         let args = [command, &["--url", &url]].concat();
         refused(&args, 1, &["version 99", "newer", "use a newer posthaste"]);
     }
+    assert_eq!(content(&url).await, before);
+}
+
+#[tokio::test]
+async fn an_outbox_of_an_earlier_build_is_refused_with_the_remedy() {
+    let folder = Folder::new();
+    let url = folder.url();
+    let database = pool(&format!("{url}?mode=rwc")).await;
+    let before = "create table outbox_event_meta (
+            id integer primary key, version integer not null, shards integer not null
+        );
+        insert into outbox_event_meta (id, version, shards) values (1, 5, 1);
+        create table outbox_event (sequence integer primary key);";
+    sqlx::raw_sql(before).execute(&database).await.unwrap();
+    database.close().await;
+    let before = content(&url).await;
+    for command in [&["migrate"][..], &["relay", "--to", "log", "--once"], &["status"]] {
+        let args = [command, &["--url", &url]].concat();
+        refused(&args, 1, &["made by another build", "version 5", "drop the outbox's tables"]);
+    }
+    let doctor = posthaste(&["doctor", "--url", &url, "--no-destinations"]);
+    let said = stdout(&doctor);
+    assert!(!doctor.status.success() && said.contains("made by another build"), "{said}");
+    assert!(said.contains("drop table if exists outbox_event;"), "{said}");
     assert_eq!(content(&url).await, before);
 }
 

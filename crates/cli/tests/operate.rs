@@ -261,7 +261,7 @@ async fn enqueue<DB: Dialect>(pool: &Pool<DB>, table: &str, of: &str, id: u32, t
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_works_beside_a_relay_on_sqlite() {
     let ground = Ground::new(None, "outbox_event");
-    ground.says(&["migrate"], &["applied migrations"]);
+    ground.says(&["migrate"], &["applied migration"]);
     let pool = SqlitePool::connect(&ground.url).await.unwrap();
     every_command(&ground, &pool).await;
     pool.close().await;
@@ -272,7 +272,7 @@ async fn every_command_works_beside_a_relay_on_postgres() {
     let url = std::env::var("POSTHASTE_TEST_POSTGRES").expect("scripts/servers starts it");
     let tables: Tables = unique("cli");
     let ground = Ground::new(Some(url.clone()), &tables.name().to_string());
-    ground.says(&["migrate", "--shards", "4"], &["applied migrations"]);
+    ground.says(&["migrate", "--shards", "4"], &["applied migration"]);
     let store = PostgresStore::connect(&url, tables.clone(), &Options::default()).await.unwrap();
     every_command(&ground, store.pool()).await;
     drop_outbox(store.pool(), &tables).await.unwrap();

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use md5::{Digest, Md5};
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// An ordering key as lanes know it: the first 8 bytes of its MD5, big-endian.
+/// An ordering key as lanes know it: the first 8 bytes of its SHA-256, big-endian.
 ///
 /// Two keys that collide (about 1 in 10¹⁹ for a pair) only share a lane, which costs a little
 /// parallelism and no promise.
@@ -18,7 +18,7 @@ impl Key {
 
     /// The key of this text.
     pub fn of(ordering_key: &str) -> Self {
-        let digest = Md5::digest(ordering_key.as_bytes());
+        let digest = Sha256::digest(ordering_key.as_bytes());
         let mut head = [0; 8];
         head.copy_from_slice(&digest[..8]);
         Self(i64::from_be_bytes(head))
@@ -58,12 +58,12 @@ fn push_number(text: &mut String, number: usize) {
     text.push(char::from(b'0' + (number % 10) as u8));
 }
 
-/// What the shard is computed from: the first 4 bytes of `md5(ordering key)`, or of
-/// `md5(event id)` when the event has none, big-endian.
+/// What the shard is computed from: the first 4 bytes of `sha256(ordering key)`, or of
+/// `sha256(event id)` when the event has none, big-endian.
 pub fn shard_hash(ordering_key: Option<&str>, event_id: Uuid) -> u32 {
     let digest = match ordering_key {
-        Some(key) => Md5::digest(key.as_bytes()),
-        None => Md5::digest(event_id.hyphenated().to_string().as_bytes()),
+        Some(key) => Sha256::digest(key.as_bytes()),
+        None => Sha256::digest(event_id.hyphenated().to_string().as_bytes()),
     };
     let mut head = [0; 4];
     head.copy_from_slice(&digest[..4]);
@@ -93,12 +93,13 @@ mod tests {
 
     #[test]
     fn the_shard_is_what_any_language_computes() {
-        // md5("4:acme5:Order2:42") = 0d0b2f8a…; the databases' own arithmetic is held to the same
+        // sha256sum prints 2652a561cbde04b0…; the databases' own arithmetic is held to the same
         // function by the conformance suite.
         let key = derived_key("acme", "Order", "42");
         assert_eq!(key, "4:acme5:Order2:42");
-        let head = u32::from_be_bytes(Md5::digest(key.as_bytes())[..4].try_into().unwrap());
-        assert_eq!(u32::from(shard_of(Some(&key), Uuid::nil(), 64)), head % 64);
+        assert_eq!(shard_hash(Some(&key), Uuid::nil()), 0x2652_a561);
+        assert_eq!(Key::of(&key).0, 0x2652_a561_cbde_04b0);
+        assert_eq!(shard_of(Some(&key), Uuid::nil(), 64), 33);
         assert_eq!(shard_of(None, Uuid::nil(), 1), 0);
     }
 }

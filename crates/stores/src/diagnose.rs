@@ -5,6 +5,8 @@ use posthaste_core::{
     store::{Finding, Level},
 };
 
+use crate::version::OtherBuild;
+
 /// A table and what an account must be allowed to do with it.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) type Need = (&'static str, &'static [&'static str]);
@@ -32,8 +34,9 @@ pub(crate) const OPERATOR_NEEDS: [Need; 2] =
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const LONG_TRANSACTION: std::time::Duration = std::time::Duration::from_mins(5);
 
-/// What the version check found; `false` when there is nothing more to check.
-pub(crate) fn schema(checked: Result<u16>) -> Result<(Finding, bool)> {
+/// What the version check found; `false` when there is nothing more to check. The statements drop the
+/// outbox.
+pub(crate) fn schema(checked: Result<u16>, drops: &[String]) -> Result<(Finding, bool)> {
     match checked {
         Ok(shards) => {
             let text = format!("the tables are there in the right version, with {shards} shards");
@@ -41,7 +44,13 @@ pub(crate) fn schema(checked: Result<u16>) -> Result<(Finding, bool)> {
         }
         Err(error) if error.kind() == ErrorKind::Schema => {
             let finding = Finding::new("schema", Level::Problem, error.to_string());
-            Ok((finding.mended_by("posthaste migrate"), false))
+            let source = std::error::Error::source(&error);
+            let mend = if source.is_some_and(<dyn std::error::Error>::is::<OtherBuild>) {
+                format!("once nothing waits: {}; then posthaste migrate", drops.join("; "))
+            } else {
+                "posthaste migrate".to_owned()
+            };
+            Ok((finding.mended_by(mend), false))
         }
         Err(error) => Err(error),
     }

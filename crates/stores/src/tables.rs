@@ -61,8 +61,9 @@ impl Tables {
 
     /// A statement with the names filled in: `{events}`, `{shards}`, `{relays}`, `{attempts}`,
     /// `{controls}`, `{meta}`, `{audit}`, `{inbox}`, `{idempotency}`, on PostgreSQL
-    /// `{life}` and the functions `{shard_of}` and `{take_xid}`, and `{bare}` for index names. The template is a constant of ours and the name is
-    /// validated, so nothing else can get in.
+    /// `{life}` and the functions `{shard_of}`, `{take_xid}` and `{keep_audit}`, and `{bare}` for
+    /// index names. The template is a constant of ours and the name is validated, so nothing else can
+    /// get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(statement) = known.get(template) {
@@ -94,6 +95,7 @@ impl Tables {
             .replace("{life}", &name.with_suffix("_life"))
             .replace("{shard_of}", &name.with_suffix("_shard_of"))
             .replace("{take_xid}", &name.with_suffix("_take_xid"))
+            .replace("{keep_audit}", &name.with_suffix("_keep_audit"))
             .replace("{bare}", name.bare())
     }
 
@@ -102,7 +104,7 @@ impl Tables {
     pub fn drops(&self, database: &str) -> Vec<String> {
         let tables = Self::ALL.into_iter().map(|table| format!("drop table if exists {table}"));
         // Their triggers go with the table.
-        let functions = ["{shard_of}", "{take_xid}"]
+        let functions = ["{shard_of}", "{take_xid}", "{keep_audit}"]
             .into_iter()
             .filter(|_| database == "PostgreSQL")
             .map(|function| format!("drop function if exists {function}()"));

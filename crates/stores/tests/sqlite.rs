@@ -71,7 +71,7 @@ async fn a_file_is_made_by_a_migration_and_by_nothing_else() {
     let error = store.check().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     assert!(!file.exists());
-    assert_eq!(store.migrate(None).await.unwrap(), [1, 2, 3, 4, 5]);
+    assert_eq!(store.migrate(None).await.unwrap(), [1]);
     assert!(file.exists());
     assert_eq!(store.check().await.unwrap(), 1);
 }
@@ -89,7 +89,7 @@ async fn processes_that_start_at_once_can_all_make_the_file() {
     while let Some(start) = starts.join_next().await {
         applied.extend(start.unwrap().unwrap());
     }
-    assert_eq!(applied, [1, 2, 3, 4, 5]);
+    assert_eq!(applied, [1]);
 }
 
 #[tokio::test]

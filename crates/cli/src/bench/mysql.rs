@@ -69,7 +69,7 @@ impl Target for MySql {
             where k.n < ?
             order by k.n";
 
-        // The hash of a key is the writer's to compute: not every server has md5().
+        // The hash of a key is the writer's to compute.
         Self::execute(connection, tables.fill(KEYS)).await?;
         let keys: Vec<u64> = (0..content.keys.min(events)).collect();
         for chunk in keys.chunks(1000) {

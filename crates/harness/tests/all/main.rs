@@ -26,3 +26,5 @@ mod strides;
 mod swallowed;
 
 mod takeover;
+
+mod without_md5;

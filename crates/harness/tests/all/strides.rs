@@ -170,7 +170,7 @@ async fn write(
 ) -> HashMap<String, Vec<i64>> {
     const INSERT: &str =
         "insert into {events} (event_id, event_type, ordering_key, key_hash, payload) values";
-    const EVENT: &str = "(uuid(), 'Changed', ?, conv(left(md5(?), 8), 16, 10), '{}')";
+    const EVENT: &str = "(uuid(), 'Changed', ?, conv(left(sha2(?, 256), 8), 16, 10), '{}')";
 
     let mut committed: HashMap<String, Vec<i64>> = HashMap::new();
     let (mut left, mut number) = (count, 0);

@@ -170,8 +170,8 @@ async fn write(on: &Fixture, from: u64, to: u64) {
                 (event_id, event_type, aggregate_type, aggregate_id, payload, key_hash)
             select concat('00000000-0000-0000-0000-', lpad(hex(seq), 12, '0')), 'Changed', 'Thing',
                 concat('b', seq % 20000), '{{}}',
-                conv(left(md5(concat('0:5:Thing', length(concat('b', seq % 20000)), ':b',
-                    seq % 20000)), 8), 16, 10)
+                conv(left(sha2(concat('0:5:Thing', length(concat('b', seq % 20000)), ':b',
+                    seq % 20000), 256), 8), 16, 10)
             from seq_{from}_to_{to}"
         ),
     };

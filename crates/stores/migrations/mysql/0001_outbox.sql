@@ -2,12 +2,14 @@
 create table if not exists {meta} (
     id int not null primary key check (id = 1),
     version int not null,
+    -- Of the statements that made the tables: a build with others refuses them.
+    checksum varchar(16) not null,
     shards int not null,
     purge_position bigint not null default 0,
     created_at datetime(6) not null default (utc_timestamp(6))
 ) engine = innodb;
 
-insert into {meta} (id, version, shards) values (1, 0, {shard_count})
+insert into {meta} (id, version, checksum, shards) values (1, 0, '{checksum}', {shard_count})
 on duplicate key update id = id;
 
 -- One event a row. Times are UTC whatever the session's zone. The binary collation keeps keys
@@ -25,8 +27,7 @@ create table if not exists {events} (
     schema_version int not null default 1,
     -- null: derived from tenant and aggregate; empty: unordered; else the application's own
     ordering_key varchar(255),
-    -- First 4 bytes of md5(key). Writers may leave it out: then the relay computes the shard. No
-    -- md5() here: MySQL has none since 9.6 and will not upgrade a table whose column needs it.
+    -- First 4 bytes of sha2(key, 256). Writers may leave it out: then the relay computes the shard.
     key_hash int unsigned,
     shard int generated always as (key_hash mod {shard_count}) virtual,
     -- a JSON object of strings, or null
@@ -103,6 +104,61 @@ create table if not exists {controls} (
     set_by varchar(200) not null,
     set_at datetime(6) not null,
     primary key (kind, name)
+) engine = innodb default character set utf8mb4 collate utf8mb4_bin;
+
+-- One message of one consumer a row, written in the transaction of its effect. Names are bytes: a
+-- text compares equal to itself with a blank behind it, and a message would pass for another one.
+create table if not exists {inbox} (
+    consumer varbinary(400) not null,
+    message_id varbinary(1020) not null,
+    received_at datetime(6) not null default (utc_timestamp(6)),
+    primary key (consumer, message_id),
+    key {bare}_inbox_idx (received_at)
+) engine = innodb row_format = dynamic;
+
+-- One Idempotency-Key of one caller a row. No status: the request is running, or died.
+create table if not exists {idempotency} (
+    -- whose key it is: a tenant or a principal
+    scope varbinary(400) not null,
+    idempotency_key varbinary(255) not null,
+    -- SHA-256 of method, path and body
+    fingerprint char(64) character set ascii collate ascii_bin not null,
+    -- who may finish it: another token since, and a late finisher is refused
+    locked_by varchar(200) character set ascii collate ascii_bin not null,
+    locked_until datetime(6) not null,
+    status smallint,
+    -- a JSON array of pairs
+    headers longtext character set utf8mb4 collate utf8mb4_bin,
+    body longblob,
+    created_at datetime(6) not null default (utc_timestamp(6)),
+    expires_at datetime(6) not null,
+    primary key (scope, idempotency_key),
+    key {bare}_idempotency_idx (expires_at)
+) engine = innodb row_format = dynamic;
+
+-- Who changed what.
+create table if not exists {audit} (
+    id bigint not null auto_increment primary key,
+    at datetime(6) not null default (utc_timestamp(6)),
+    -- As the client says: a token's name, or the account at a terminal.
+    changed_by varchar(200) character set utf8mb4 collate utf8mb4_bin not null,
+    -- As the server knows: nobody sets it.
+    db_user varchar(300) character set utf8mb4 collate utf8mb4_bin not null default (user()),
+    action varchar(50) character set ascii collate ascii_bin not null,
+    subject text character set utf8mb4 collate utf8mb4_bin not null,
+    -- null while the change runs, or when whoever made it died
+    ended_at datetime(6),
+    affected bigint not null default 0,
+    error text character set utf8mb4 collate utf8mb4_bin
+) engine = innodb row_format = dynamic;
+
+-- The life of the server in which the present leases were given: who it is, and since when it runs.
+create table if not exists {life} (
+    id int not null primary key check (id = 1),
+    token varchar(400) not null,
+    server varchar(300) not null,
+    -- Leases with a lower epoch were given in an earlier life.
+    first_epoch bigint not null
 ) engine = innodb default character set utf8mb4 collate utf8mb4_bin;
 
 update {meta} set version = 1 where id = 1 and version = 0;

@@ -47,6 +47,14 @@ create index if not exists {bare}_aggregate_idx on {events} (aggregate_id, seque
 create index if not exists {bare}_not_before_idx on {events} (not_before) where not_before is not null;
 create index if not exists {bare}_dead_idx on {events} (dead_at) where dead_at is not null;
 create index if not exists {bare}_locked_idx on {events} (locked_until) where locked_until is not null;
+-- A lane's blockers, and its held events in order, whatever else waits in it.
+create index if not exists {bare}_lanes_idx on {events} (lane, destination, wait, sequence)
+    where lane is not null;
+-- Dead and failed events are listed newest first, however many there are. Success touches none of these
+-- columns, and a fresh row is in neither index.
+create index if not exists {bare}_dead_list_idx on {events} (sequence) where dead_at is not null;
+create index if not exists {bare}_retry_list_idx on {events} (sequence)
+    where wait in ('retry', 'suspect') or attempts > 0;
 
 create table if not exists {shards} (
     tenant_group varchar(100) not null default '',
@@ -94,9 +102,57 @@ create table if not exists {controls} (
     primary key (kind, name)
 );
 
+-- One message of one consumer a row, written in the transaction of its effect.
+create table if not exists {inbox} (
+    consumer varchar(100) not null,
+    message_id varchar(255) not null,
+    received_at integer not null
+        default (cast((julianday('now') - 2440587.5) * 86400000000.0 as integer)),
+    primary key (consumer, message_id)
+);
+
+create index if not exists {bare}_inbox_idx on {inbox} (received_at);
+
+-- One Idempotency-Key of one caller a row. No status: the request is running, or died.
+create table if not exists {idempotency} (
+    -- Whose key it is: a tenant or a principal.
+    scope varchar(100) not null,
+    idempotency_key varchar(255) not null,
+    -- SHA-256 of method, path and body.
+    fingerprint char(64) not null,
+    -- Who may finish it: another token since, and a late finisher is refused.
+    locked_by varchar(200) not null,
+    locked_until integer not null,
+    created_at integer not null
+        default (cast((julianday('now') - 2440587.5) * 86400000000.0 as integer)),
+    expires_at integer not null,
+    status integer,
+    -- A JSON array of pairs.
+    headers text,
+    body blob,
+    primary key (scope, idempotency_key)
+);
+
+create index if not exists {bare}_idempotency_idx on {idempotency} (expires_at);
+
+-- Who changed what.
+create table if not exists {audit} (
+    id integer primary key autoincrement,
+    at integer not null default (cast((julianday('now') - 2440587.5) * 86400000000.0 as integer)),
+    changed_by varchar(200) not null,
+    action varchar(50) not null,
+    subject text not null,
+    -- Null while the change runs, or when whoever made it died.
+    ended_at integer,
+    affected integer not null default 0,
+    error text
+);
+
 create table if not exists {meta} (
     id integer primary key check (id = 1),
     version integer not null,
+    -- Of the statements that made the tables: a build with others refuses them.
+    checksum varchar(16) not null,
     shards integer not null,
     purge_position integer not null default 0,
     created_at integer not null
@@ -104,4 +160,4 @@ create table if not exists {meta} (
 );
 
 insert into {shards} (shard) values (0) on conflict do nothing;
-insert into {meta} (id, version, shards) values (1, 1, 1) on conflict do nothing;
+insert into {meta} (id, version, checksum, shards) values (1, 1, '{checksum}', 1) on conflict do nothing;

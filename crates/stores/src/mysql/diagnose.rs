@@ -8,7 +8,7 @@ use posthaste_core::{
     Result,
     store::{Diagnose, Finding, Level, OpenTransaction, Schema},
 };
-use sqlx::{AssertSqlSafe, Row, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, Database, MySql, Row, mysql::MySqlRow};
 
 use super::{MySqlStore, inspect::time, number, schema::MIGRATIONS, statements::NOT_SHOWN};
 use crate::{
@@ -72,7 +72,7 @@ impl Diagnose for MySqlStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (finding, go_on) = schema(self.check().await)?;
+        let (finding, go_on) = schema(self.check().await, &self.tables.drops(MySql::NAME))?;
         let mut findings = vec![finding];
         if !go_on {
             return Ok(findings);

@@ -146,7 +146,7 @@ pub(super) fn status_of(name: &str) -> sqlx::Result<Status> {
 }
 
 /// The column `key_hash` of a key, or of an event id where there is no key: its first 4 bytes of
-/// MD5, as [`shard_of`](posthaste_core::key::shard_of) takes them.
+/// SHA-256, as [`shard_of`](posthaste_core::key::shard_of) takes them.
 pub(super) fn key_hash(text: &str) -> u32 {
     (Key::of(text).0 as u64 >> 32) as u32
 }

@@ -7,18 +7,18 @@ use posthaste_core::{Error, ErrorKind, Result, store::Schema};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{MySqlStore, number};
-use crate::{failure::failed, sessions::Lent, version};
+use crate::{
+    failure::failed,
+    sessions::Lent,
+    version::{self, Found, Migration},
+};
 
-/// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 4] = [
-    (1, include_str!("../../migrations/mysql/0001_outbox.sql")),
-    (2, include_str!("../../migrations/mysql/0002_inbox_idempotency.sql")),
-    (3, include_str!("../../migrations/mysql/0003_audit.sql")),
-    (4, include_str!("../../migrations/mysql/0004_progress.sql")),
-];
+/// All migrations, by version. Append only from the first release on.
+pub(super) const MIGRATIONS: [Migration; 1] =
+    [(1, include_str!("../../migrations/mysql/0001_outbox.sql"))];
 
 /// The version that this binary knows.
-pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 const NO_SUCH_TABLE: u16 = 1146;
 
@@ -50,21 +50,21 @@ impl Schema for MySqlStore {
         );
         for (number, template) in MIGRATIONS {
             let _ = writeln!(sql, "\n-- Migration {number}");
-            sql.push_str(&self.migration(template, count));
+            sql.push_str(&self.migration(number, template, count));
         }
         Ok(sql)
     }
 
     async fn check(&self) -> Result<u16> {
         let mut lent = Lent::from(&self.pool, "checking the outbox").await?;
-        let Some((version, count)) = self.version(lent.get()?).await? else {
+        let Some(found) = self.found(lent.get()?).await? else {
             return Err(version::absent(&self.tables));
         };
-        version::refuse_other(&self.tables, version, VERSION)?;
+        version::refuse_other(&self.tables, &found, &MIGRATIONS)?;
         refuse_clusters(lent.get()?).await?;
         lent.done();
-        let _ = self.shards.set(count);
-        Ok(count)
+        let _ = self.shards.set(found.shards);
+        Ok(found.shards)
     }
 }
 
@@ -122,15 +122,15 @@ impl MySqlStore {
         asked: u16,
     ) -> Result<Vec<i32>> {
         self.require_schema(connection).await?;
-        let found = self.version(connection).await?;
-        if let Some((version, count)) = found {
-            version::refuse_newer(&self.tables, version, VERSION)?;
-            version::refuse_other_count(&self.tables, count, shards)?;
+        let found = self.found(connection).await?;
+        if let Some(found) = &found {
+            version::refuse_unknown(&self.tables, found, &MIGRATIONS)?;
+            version::refuse_other_count(&self.tables, found.shards, shards)?;
         }
-        let (version, count) = found.unwrap_or((0, asked));
+        let (version, count) = found.map_or((0, asked), |found| (found.version, found.shards));
         let mut applied = Vec::new();
         for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
-            let sql = self.migration(template, count);
+            let sql = self.migration(number, template, count);
             sqlx::raw_sql(AssertSqlSafe(sql))
                 .execute(&mut *connection)
                 .await
@@ -141,10 +141,11 @@ impl MySqlStore {
         Ok(applied)
     }
 
-    fn migration(&self, template: &str, shards: u16) -> String {
+    fn migration(&self, number: i32, template: &str, shards: u16) -> String {
         let rows: Vec<String> = (0..shards).map(|shard| format!("('', {shard}, '')")).collect();
         self.tables.fill(
             &template
+                .replace("{checksum}", &version::checksum(&MIGRATIONS, number))
                 .replace("{shard_count}", &shards.to_string())
                 .replace("{shard_rows}", &rows.join(", ")),
         )
@@ -196,16 +197,25 @@ impl MySqlStore {
         ))
     }
 
-    /// Version and number of shards; `None` when there is no migration yet.
-    async fn version(&self, connection: &mut MySqlConnection) -> Result<Option<(i32, u16)>> {
-        const VERSION: &str = "select version, shards from {meta} where id = 1";
+    /// What is said about the tables; `None` when there is no migration yet.
+    async fn found(&self, connection: &mut MySqlConnection) -> Result<Option<Found>> {
+        // Every column: earlier builds have made tables with fewer.
+        const FOUND: &str = "select * from {meta} where id = 1";
 
-        let found: sqlx::Result<Option<(i32, i32)>> =
-            sqlx::query_as(self.tables.sql(VERSION)).fetch_optional(connection).await;
+        let found = sqlx::query(self.tables.sql(FOUND))
+            .persistent(false)
+            .try_map(|row: MySqlRow| {
+                Ok(Found {
+                    version: row.try_get("version")?,
+                    shards: row.try_get::<i32, _>("shards")? as u16,
+                    checksum: row.try_get("checksum").ok(),
+                })
+            })
+            .fetch_optional(connection)
+            .await;
         match found {
-            Ok(row) => Ok(row.map(|(version, shards)| (version, shards as u16))),
             Err(error) if matches!(number(&error), NO_SUCH_TABLE | UNKNOWN_DATABASE) => Ok(None),
-            Err(error) => Err(failed("reading the outbox's version")(error)),
+            found => found.map_err(failed("reading the outbox's version")),
         }
     }
 }

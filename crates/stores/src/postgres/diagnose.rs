@@ -8,7 +8,7 @@ use posthaste_core::{
     Result,
     store::{Diagnose, Finding, Level, OpenTransaction, Schema},
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{Database, Postgres, Row, postgres::PgRow};
 use uuid::Uuid;
 
 use super::{
@@ -75,7 +75,7 @@ impl Diagnose for PostgresStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (finding, go_on) = schema(self.check().await)?;
+        let (finding, go_on) = schema(self.check().await, &self.tables.drops(Postgres::NAME))?;
         let mut findings = vec![finding];
         if !go_on {
             return Ok(findings);

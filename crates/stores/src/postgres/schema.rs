@@ -2,20 +2,18 @@
 
 use async_trait::async_trait;
 use posthaste_core::{Error, ErrorKind, Key, Result, store::Schema};
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
 
 use super::PostgresStore;
-use crate::{failure::failed, sessions::Lent, version};
+use crate::{
+    failure::failed,
+    sessions::Lent,
+    version::{self, Found, Migration},
+};
 
-/// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 6] = [
-    (1, include_str!("../../migrations/postgres/0001_outbox.sql")),
-    (2, include_str!("../../migrations/postgres/0002_inbox_idempotency.sql")),
-    (3, include_str!("../../migrations/postgres/0003_audit.sql")),
-    (4, include_str!("../../migrations/postgres/0004_lists.sql")),
-    (5, include_str!("../../migrations/postgres/0005_shard.sql")),
-    (6, include_str!("../../migrations/postgres/0006_progress.sql")),
-];
+/// All migrations, by version. Append only from the first release on.
+pub(super) const MIGRATIONS: [Migration; 1] =
+    [(1, include_str!("../../migrations/postgres/0001_outbox.sql"))];
 
 /// The version that this binary knows.
 pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
@@ -31,12 +29,12 @@ impl Schema for PostgresStore {
         let mut transaction = self.pool.begin().await.map_err(failed("migrating"))?;
         self.lock(&mut transaction).await?;
         self.require_schema(&mut transaction).await?;
-        let found = self.version(&mut transaction).await?;
-        if let Some((version, count)) = found {
-            version::refuse_newer(&self.tables, version, VERSION)?;
-            version::refuse_other_count(&self.tables, count, shards)?;
+        let found = self.found(&mut transaction).await?;
+        if let Some(found) = &found {
+            version::refuse_unknown(&self.tables, found, &MIGRATIONS)?;
+            version::refuse_other_count(&self.tables, found.shards, shards)?;
         }
-        let (version, count) = found.unwrap_or((0, asked));
+        let (version, count) = found.map_or((0, asked), |found| (found.version, found.shards));
         // A change of the table waits for whoever uses it, and every writer would queue behind it.
         sqlx::raw_sql("set local lock_timeout = '10s'")
             .execute(&mut *transaction)
@@ -44,7 +42,7 @@ impl Schema for PostgresStore {
             .map_err(failed("migrating"))?;
         let mut applied = Vec::new();
         for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
-            let sql = self.migration(template, count);
+            let sql = self.migration(number, template, count);
             sqlx::raw_sql(AssertSqlSafe(sql))
                 .execute(&mut *transaction)
                 .await
@@ -63,9 +61,9 @@ impl Schema for PostgresStore {
             "-- Posthaste: outbox {name} with {count} shards, for PostgreSQL.\n\
              -- Up to version {VERSION}; run it in one go, for example with psql -1 -f.\n\nbegin;\n"
         );
-        for (_, template) in MIGRATIONS {
+        for (number, template) in MIGRATIONS {
             sql += "\n";
-            sql += &self.migration(template, count);
+            sql += &self.migration(number, template, count);
         }
         sql += "\ncommit;\n";
         Ok(sql)
@@ -73,20 +71,24 @@ impl Schema for PostgresStore {
 
     async fn check(&self) -> Result<u16> {
         let mut lent = Lent::from(&self.pool, "checking the outbox").await?;
-        let found = self.version(lent.get()?).await?;
+        let found = self.found(lent.get()?).await?;
         lent.done();
-        let Some((version, count)) = found else {
+        let Some(found) = found else {
             return Err(version::absent(&self.tables));
         };
-        version::refuse_other(&self.tables, version, VERSION)?;
-        let _ = self.shards.set(count);
-        Ok(count)
+        version::refuse_other(&self.tables, &found, &MIGRATIONS)?;
+        let _ = self.shards.set(found.shards);
+        Ok(found.shards)
     }
 }
 
 impl PostgresStore {
-    fn migration(&self, template: &str, shards: u16) -> String {
-        self.tables.fill(&template.replace("{shard_count}", &shards.to_string()))
+    fn migration(&self, number: i32, template: &str, shards: u16) -> String {
+        self.tables.fill(
+            &template
+                .replace("{checksum}", &version::checksum(&MIGRATIONS, number))
+                .replace("{shard_count}", &shards.to_string()),
+        )
     }
 
     /// Two processes that start at once migrate one after the other.
@@ -125,24 +127,34 @@ impl PostgresStore {
         ))
     }
 
-    /// Version and number of shards; `None` when there is no migration yet.
-    async fn version(&self, connection: &mut PgConnection) -> Result<Option<(i32, u16)>> {
+    /// What is said about the tables; `None` when there is no migration yet.
+    async fn found(&self, connection: &mut PgConnection) -> Result<Option<Found>> {
         const EXISTS: &str = "select to_regclass($1) is not null";
-        const VERSION: &str = "select version, shards from {meta} where id = 1";
+        // Every column: earlier builds have made tables with fewer.
+        const FOUND: &str = "select * from {meta} where id = 1";
+        const DOING: &str = "reading the outbox's version";
 
         // Asked first: a failed statement would end the migration's transaction.
         let exists: bool = sqlx::query_scalar(EXISTS)
             .bind(self.tables.fill("{meta}"))
             .fetch_one(&mut *connection)
             .await
-            .map_err(failed("reading the outbox's version"))?;
+            .map_err(failed(DOING))?;
         if !exists {
             return Ok(None);
         }
-        let row: Option<(i32, i32)> = sqlx::query_as(self.tables.sql(VERSION))
+        // Not kept prepared: a plan does not survive that the table gets another column.
+        sqlx::query(self.tables.sql(FOUND))
+            .persistent(false)
+            .try_map(|row: PgRow| {
+                Ok(Found {
+                    version: row.try_get("version")?,
+                    shards: row.try_get::<i32, _>("shards")? as u16,
+                    checksum: row.try_get("checksum").ok(),
+                })
+            })
             .fetch_optional(connection)
             .await
-            .map_err(failed("reading the outbox's version"))?;
-        Ok(row.map(|(version, shards)| (version, shards as u16)))
+            .map_err(failed(DOING))
     }
 }

@@ -8,7 +8,7 @@ use posthaste_core::{
     Result,
     store::{Diagnose, Finding, Level, OpenTransaction, Schema},
 };
-use sqlx::{ConnectOptions, Connection, sqlite::SqliteRow};
+use sqlx::{ConnectOptions, Connection, Database, Sqlite, sqlite::SqliteRow};
 
 use super::{
     SqliteStore,
@@ -63,7 +63,7 @@ impl Diagnose for SqliteStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (finding, go_on) = schema(self.check().await)?;
+        let (finding, go_on) = schema(self.check().await, &self.tables.drops(Sqlite::NAME))?;
         let mut findings = vec![finding];
         if !go_on {
             return Ok(findings);

@@ -3,7 +3,7 @@
 //! Every write goes through one connection and begins with `begin immediate`, so that writers
 //! queue instead of failing half-way; reads have connections of their own and, in WAL mode, never
 //! wait for a writer. Since there is one writer, sequences become visible in order and no commit
-//! comes late. There is no `md5()` to shard by, and nothing to gain from it: one shard.
+//! comes late. There is no hash to shard by, and nothing to gain from it: one shard.
 //!
 //! Times are microseconds since 1970 by the clock of the statement, in steps of a millisecond.
 

@@ -4,23 +4,25 @@ use std::fmt::Write;
 
 use async_trait::async_trait;
 use posthaste_core::{Error, Result, store::Schema};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, SqliteConnection, error::DatabaseError};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection, error::DatabaseError,
+    sqlite::SqliteRow,
+};
 use tokio::time::{Duration, Instant, sleep};
 
 use super::{BUSY_TIMEOUT, SqliteStore};
-use crate::{Tables, failure::failed, version};
+use crate::{
+    Tables,
+    failure::failed,
+    version::{self, Found, Migration},
+};
 
-/// All migrations, by version. Append only.
-pub(super) const MIGRATIONS: [(i32, &str); 5] = [
-    (1, include_str!("../../migrations/sqlite/0001_outbox.sql")),
-    (2, include_str!("../../migrations/sqlite/0002_inbox_idempotency.sql")),
-    (3, include_str!("../../migrations/sqlite/0003_audit.sql")),
-    (4, include_str!("../../migrations/sqlite/0004_lists.sql")),
-    (5, include_str!("../../migrations/sqlite/0005_progress.sql")),
-];
+/// All migrations, by version. Append only from the first release on.
+pub(super) const MIGRATIONS: [Migration; 1] =
+    [(1, include_str!("../../migrations/sqlite/0001_outbox.sql"))];
 
 /// The version that this binary knows.
-pub(super) const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 #[async_trait]
 impl Schema for SqliteStore {
@@ -33,11 +35,14 @@ impl Schema for SqliteStore {
         self.refuse_other_count(shards)?;
         self.prepare_file().await?;
         let mut transaction = self.begin("migrating").await?;
-        let version = self.version(&mut transaction).await?.unwrap_or(0);
-        version::refuse_newer(&self.tables, version, VERSION)?;
+        let found = self.found(&mut transaction).await?;
+        if let Some(found) = &found {
+            version::refuse_unknown(&self.tables, found, &MIGRATIONS)?;
+        }
+        let version = found.map_or(0, |found| found.version);
         let mut applied = Vec::new();
         for (number, template) in MIGRATIONS.into_iter().filter(|(number, _)| *number > version) {
-            sqlx::raw_sql(AssertSqlSafe(self.tables.fill(template)))
+            sqlx::raw_sql(AssertSqlSafe(self.migration(number, template)))
                 .execute(&mut *transaction)
                 .await
                 .map_err(failed("migrating"))?;
@@ -57,7 +62,7 @@ impl Schema for SqliteStore {
              pragma journal_mode = wal;\n\nbegin immediate;\n"
         );
         for (number, template) in MIGRATIONS {
-            let _ = write!(sql, "\n-- Migration {number}\n{}", self.tables.fill(template));
+            let _ = write!(sql, "\n-- Migration {number}\n{}", self.migration(number, template));
         }
         sql.push_str("\ncommit;\n");
         Ok(sql)
@@ -71,13 +76,18 @@ impl Schema for SqliteStore {
             Err(error) if is_missing_file(&error) => return Err(absent().with_source(error)),
             Err(error) => return Err(failed("checking the outbox")(error)),
         };
-        let version = self.version(&mut connection).await?.ok_or_else(absent)?;
-        version::refuse_other(&self.tables, version, VERSION)?;
-        Ok(1)
+        let found = self.found(&mut connection).await?.ok_or_else(absent)?;
+        version::refuse_other(&self.tables, &found, &MIGRATIONS)?;
+        Ok(found.shards)
     }
 }
 
 impl SqliteStore {
+    fn migration(&self, number: i32, template: &str) -> String {
+        let checksum = version::checksum(&MIGRATIONS, number);
+        self.tables.fill(&template.replace("{checksum}", &checksum))
+    }
+
     /// Makes the file when it is not there, and puts it into WAL mode, which it keeps: without it
     /// every read would wait for the writer.
     async fn prepare_file(&self) -> Result<()> {
@@ -102,24 +112,34 @@ impl SqliteStore {
         connection.close().await.map_err(failed("opening the database file"))
     }
 
-    /// The version; `None` when there is no migration yet.
-    async fn version(&self, connection: &mut SqliteConnection) -> Result<Option<i32>> {
+    /// What is said about the tables; `None` when there is no migration yet.
+    async fn found(&self, connection: &mut SqliteConnection) -> Result<Option<Found>> {
         const EXISTS: &str =
             "select count(*) from sqlite_master where type = 'table' and name = ?1";
-        const VERSION: &str = "select version from {meta} where id = 1";
+        // Every column: earlier builds have made tables with fewer.
+        const FOUND: &str = "select * from {meta} where id = 1";
+        const DOING: &str = "reading the outbox's version";
 
         let exists: bool = sqlx::query_scalar(EXISTS)
             .bind(self.tables.fill("{meta}"))
             .fetch_one(&mut *connection)
             .await
-            .map_err(failed("reading the outbox's version"))?;
+            .map_err(failed(DOING))?;
         if !exists {
             return Ok(None);
         }
-        sqlx::query_scalar(self.tables.sql(VERSION))
+        sqlx::query(self.tables.sql(FOUND))
+            .persistent(false)
+            .try_map(|row: SqliteRow| {
+                Ok(Found {
+                    version: row.try_get("version")?,
+                    shards: row.try_get::<i32, _>("shards")? as u16,
+                    checksum: row.try_get("checksum").ok(),
+                })
+            })
             .fetch_optional(connection)
             .await
-            .map_err(failed("reading the outbox's version"))
+            .map_err(failed(DOING))
     }
 
     fn refuse_other_count(&self, asked: Option<u16>) -> Result<()> {

@@ -26,7 +26,8 @@ macro_rules! store_conformance {
                 the_number_of_shards_has_a_default
                 check_refuses_an_outbox_that_was_never_migrated
                 check_refuses_an_older_version
-                an_outbox_of_the_first_version_is_brought_up_to_date
+                an_outbox_of_an_earlier_build_is_refused_and_left_alone
+                tables_made_by_other_statements_are_refused
                 check_refuses_a_newer_version
                 migrate_refuses_a_newer_version_and_changes_nothing
                 another_number_of_shards_is_refused

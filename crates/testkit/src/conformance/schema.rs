@@ -80,24 +80,62 @@ pub async fn check_refuses_an_older_version<DB: Dialect>(subject: &Subject<DB>) 
     assert!(message.contains("version 0") && message.contains("migrate"), "{message}");
 }
 
-/// An outbox of the first version gets what is new and keeps what it has.
-pub async fn an_outbox_of_the_first_version_is_brought_up_to_date<DB: Dialect>(
+/// The tables of a build from before the first release, as far as they tell which one it was.
+const BEFORE_THE_FIRST_RELEASE: [&str; 3] = [
+    "create table {meta} (
+        id int not null primary key check (id = 1),
+        version int not null,
+        shards int not null,
+        purge_position bigint not null default 0
+    )",
+    "insert into {meta} (id, version, shards) values (1, 6, 8)",
+    "create table {events} (sequence bigint not null primary key, event_type varchar(128) not null)",
+];
+
+/// An outbox of a build whose tables were others is neither used nor changed, and the remedy is said.
+pub async fn an_outbox_of_an_earlier_build_is_refused_and_left_alone<DB: Dialect>(
     subject: &Subject<DB>,
 ) {
-    let outbox = subject.outbox().await;
-    for sql in ["drop table {inbox}", "drop table {idempotency}", "update {meta} set version = 1"] {
+    let outbox = subject.unmigrated();
+    for sql in BEFORE_THE_FIRST_RELEASE {
         outbox.sql(sql).await;
     }
-    let event = event(1);
-    outbox.enqueue_one(&event).await;
-    let error = refusal(outbox.store.check().await);
-    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
-    let applied = outbox.store.migrate(None).await.unwrap();
-    assert!(!applied.is_empty() && !applied.contains(&1), "{applied:?} was applied");
-    assert_eq!(outbox.store.check().await.unwrap(), outbox.shards);
-    outbox.record(event.id()).await;
-    for sql in ["select 1 from {inbox}", "select 1 from {idempotency}"] {
-        assert_eq!(outbox.sql(sql).await, 0);
+    for version in [6, 1] {
+        outbox.sql(&format!("update {{meta}} set version = {version}")).await;
+        for refused in [
+            refusal(outbox.store.check().await),
+            refusal(outbox.store.migrate(None).await),
+            refusal(outbox.store.migrate(Some(outbox.shards)).await),
+        ] {
+            assert_eq!(refused.kind(), ErrorKind::Schema, "{refused}");
+            let message = refused.to_string();
+            assert!(message.contains("made by another build"), "{message}");
+            assert!(message.contains("drop the outbox's tables"), "{message}");
+        }
+        let findings = outbox.store.diagnose().await.unwrap();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        let mend = findings[0].mend.as_deref().unwrap();
+        assert!(mend.contains(&outbox.tables.fill("drop table if exists {events}")), "{mend}");
+        assert!(mend.ends_with("then posthaste migrate"), "{mend}");
+        let kept = format!("select 1 from {{meta}} where version = {version} and shards = 8");
+        assert_eq!(outbox.sql(&kept).await, 1);
+    }
+    for drop in outbox.tables.drops(DB::NAME) {
+        outbox.sql(&drop).await;
+    }
+    outbox.store.migrate(Some(outbox.shards)).await.unwrap();
+    outbox.store.check().await.unwrap();
+}
+
+/// The same version is not enough: until the first release a change of the tables keeps the number.
+pub async fn tables_made_by_other_statements_are_refused<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    outbox.sql("update {meta} set checksum = '0123456789abcdef'").await;
+    for refused in [refusal(outbox.store.check().await), refusal(outbox.store.migrate(None).await)]
+    {
+        assert_eq!(refused.kind(), ErrorKind::Schema, "{refused}");
+        let cause = std::error::Error::source(&refused).unwrap().to_string();
+        assert!(cause.contains("0123456789abcdef"), "{refused}: {cause}");
     }
 }
 
