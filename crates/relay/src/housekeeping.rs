@@ -133,40 +133,30 @@ impl Housekeeper {
     async fn purge_every(mut self, interval: Duration) {
         loop {
             self.on_duty().await;
-            if let Err(error) = self.purge().await {
-                tracing::error!(%error, "purge failed; trying again at the next turn");
-            }
+            self.purge().await;
             sleep(interval).await;
         }
     }
 
-    /// One round: events, then what the application's side no longer needs.
-    async fn purge(&self) -> Result<()> {
+    /// One round: events, then what the application's side no longer needs. A step that fails keeps no
+    /// other from its turn.
+    async fn purge(&self) {
         let Housekeeping { retention, batch, inbox_retention, .. } = self.settings;
-        let events = purge(&*self.store, retention, batch).await?;
-        self.observer.meters.purged("event", events);
-        let mut inbox = 0;
-        loop {
-            let step = within(PATIENCE, self.store.purge_inbox(inbox_retention, batch)).await?;
-            inbox += step;
-            if step < batch as u64 {
-                break;
+        let store = &*self.store;
+        self.purged("event", purge(store, retention, batch).await);
+        let inbox = || store.purge_inbox(inbox_retention, batch);
+        self.purged("inbox", in_steps("inbox", batch, inbox).await);
+        let idempotency = || store.purge_idempotency(batch);
+        self.purged("idempotency", in_steps("idempotency", batch, idempotency).await);
+    }
+
+    fn purged(&self, what: &'static str, outcome: Result<u64>) {
+        match outcome {
+            Ok(count) => self.observer.meters.purged(what, count),
+            Err(error) => {
+                tracing::error!(what, %error, "purge failed; trying again at the next turn");
             }
         }
-        self.observer.meters.purged("inbox", inbox);
-        let mut idempotency = 0;
-        loop {
-            let step = within(PATIENCE, self.store.purge_idempotency(batch)).await?;
-            idempotency += step;
-            if step < batch as u64 {
-                break;
-            }
-        }
-        self.observer.meters.purged("idempotency", idempotency);
-        if inbox + idempotency > 0 {
-            tracing::info!(inbox, idempotency, "purged what the inbox and keys no longer need");
-        }
-        Ok(())
     }
 
     async fn refresh_every(mut self, interval: Duration) {
@@ -229,4 +219,23 @@ impl Housekeeper {
             sleep(pause).await;
         }
     }
+}
+
+/// Repeats a step until it deletes less than it could. Gives how many rows were deleted.
+async fn in_steps<F>(what: &str, batch: usize, mut step: impl FnMut() -> F) -> Result<u64>
+where
+    F: Future<Output = Result<u64>>,
+{
+    let mut deleted = 0;
+    loop {
+        let of_step = within(PATIENCE, step()).await?;
+        deleted += of_step;
+        if of_step < batch as u64 {
+            break;
+        }
+    }
+    if deleted > 0 {
+        tracing::info!(what, deleted, "purged what is past its retention");
+    }
+    Ok(deleted)
 }

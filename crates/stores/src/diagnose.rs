@@ -7,28 +7,75 @@ use posthaste_core::{
 
 use crate::version::OtherBuild;
 
-/// A table and what an account must be allowed to do with it.
+/// A table and what an account must be allowed to do with it: a privilege, and the columns that it must
+/// cover. With none it is enough to have the privilege for the table or any column of it.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) type Need = (&'static str, &'static [&'static str]);
+pub(crate) type Need = (&'static str, &'static [(&'static str, &'static [&'static str])]);
 
 /// What a relay does, housekeeping with it.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) const RELAY_NEEDS: [Need; 9] = [
-    ("{events}", &["select", "update", "delete"]),
-    ("{shards}", &["select", "update"]),
-    ("{relays}", &["select", "insert", "update", "delete"]),
-    ("{attempts}", &["select", "insert", "delete"]),
-    ("{life}", &["select", "insert", "update"]),
-    ("{controls}", &["select"]),
-    ("{meta}", &["select", "update"]),
-    ("{inbox}", &["select", "delete"]),
-    ("{idempotency}", &["select", "delete"]),
+    (
+        "{events}",
+        &[
+            ("select", &[]),
+            (
+                "update",
+                &[
+                    "attempts",
+                    "not_before",
+                    "wait",
+                    "lane",
+                    "destination",
+                    "locked_by",
+                    "locked_until",
+                    "last_error",
+                    "dead_at",
+                    "sent_at",
+                ],
+            ),
+            ("delete", &[]),
+        ],
+    ),
+    (
+        "{shards}",
+        &[
+            ("select", &[]),
+            ("update", &["locked_by", "locked_until", "epoch", "mark", "mark_context"]),
+        ],
+    ),
+    ("{relays}", &[("select", &[]), ("insert", &[]), ("update", &[]), ("delete", &[])]),
+    ("{attempts}", &[("select", &[]), ("insert", &[]), ("delete", &[])]),
+    ("{life}", &[("select", &[]), ("insert", &[]), ("update", &[])]),
+    ("{controls}", &[("select", &[])]),
+    ("{meta}", &[("select", &[]), ("update", &["purge_position"])]),
+    ("{inbox}", &[("select", &[]), ("delete", &[])]),
+    ("{idempotency}", &[("select", &["scope", "idempotency_key", "expires_at"]), ("delete", &[])]),
 ];
 
 /// What an operator does on top of it.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) const OPERATOR_NEEDS: [Need; 2] =
-    [("{controls}", &["insert", "delete"]), ("{audit}", &["select", "insert", "update"])];
+pub(crate) const OPERATOR_NEEDS: [Need; 3] = [
+    ("{events}", &[("update", &["replay", "discarded_at"])]),
+    ("{controls}", &[("insert", &["kind", "name", "value", "set_by"]), ("delete", &[])]),
+    (
+        "{audit}",
+        &[
+            ("select", &[]),
+            ("insert", &["changed_by", "action", "subject"]),
+            ("update", &["ended_at", "affected", "error"]),
+        ],
+    ),
+];
+
+/// A privilege as `grant` takes it.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn grantable(privilege: &str, columns: &[&str]) -> String {
+    match columns {
+        [] => privilege.to_owned(),
+        columns => format!("{privilege} ({})", columns.join(", ")),
+    }
+}
 
 /// For how long a transaction may stay open before it is worth a warning.
 #[cfg(any(feature = "postgres", feature = "mysql"))]

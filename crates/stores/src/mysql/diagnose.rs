@@ -13,13 +13,19 @@ use sqlx::{AssertSqlSafe, Database, MySql, Row, mysql::MySqlRow};
 use super::{MySqlStore, inspect::time, number, schema::MIGRATIONS, statements::NOT_SHOWN};
 use crate::{
     diagnose::{
-        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, indexes, made, privileges, schema,
+        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, grantable, indexes, made, privileges,
+        schema,
     },
     failure::failed,
 };
 
 /// The account may not do this with a table, or with a column of it.
 const DENIED: [u16; 3] = [1142, 1143, 1044];
+
+/// What a settle does here and not elsewhere: it adds the hash of a key, and passes over attempts that are
+/// listed already.
+const SETTLE_NEEDS: [Need; 2] =
+    [("{events}", &[("update", &["key_hash"])]), ("{attempts}", &[("update", &[])])];
 
 /// Transactions that have written, and the seconds since they began: the list has the server's local
 /// time.
@@ -156,7 +162,8 @@ impl MySqlStore {
         // As `grant` takes it: 'name'@'host'.
         let (name, host) = account.rsplit_once('@').unwrap_or((&account, "%"));
         let account = format!("'{name}'@'{host}'");
-        let relay = self.lacking(&RELAY_NEEDS).await?;
+        let mut relay = self.lacking(&RELAY_NEEDS).await?;
+        relay.extend(self.lacking(&SETTLE_NEEDS).await?);
         let operator = self.lacking(&OPERATOR_NEEDS).await?;
         Ok(privileges(&relay, &operator, &account))
     }
@@ -167,23 +174,29 @@ impl MySqlStore {
         let mut lacking = Vec::new();
         for (template, wanted) in needs {
             let table = self.tables.fill(template);
-            let column = first_column(template);
+            let first = first_column(template);
             let mut missing = Vec::new();
-            for privilege in *wanted {
+            for (privilege, of_columns) in *wanted {
+                let columns = if of_columns.is_empty() { &[first] } else { *of_columns };
+                let list = columns.join(", ");
                 let plan = match *privilege {
-                    "select" => {
-                        format!("explain select {column} from {table} where {column} is null")
+                    "select" => format!("explain select {list} from {table} where {first} is null"),
+                    "insert" => {
+                        let nulls = vec!["null"; columns.len()].join(", ");
+                        format!("explain insert into {table} ({list}) values ({nulls})")
                     }
-                    "insert" => format!("explain insert into {table} ({column}) values (null)"),
                     "update" => {
-                        format!(
-                            "explain update {table} set {column} = {column} where {column} is null"
-                        )
+                        let changes: Vec<String> =
+                            columns.iter().map(|column| format!("{column} = null")).collect();
+                        let changes = changes.join(", ");
+                        format!("explain update {table} set {changes} where {first} is null")
                     }
-                    _ => format!("explain delete from {table} where {column} is null"),
+                    _ => format!("explain delete from {table} where {first} is null"),
                 };
                 match sqlx::raw_sql(AssertSqlSafe(plan)).fetch_all(&self.pool).await {
-                    Err(error) if DENIED.contains(&number(&error)) => missing.push(*privilege),
+                    Err(error) if DENIED.contains(&number(&error)) => {
+                        missing.push(grantable(privilege, of_columns));
+                    }
                     // Whatever else is wrong with it, it was not forbidden.
                     Err(sqlx::Error::Database(_)) | Ok(_) => {}
                     Err(error) => return Err(failed("reading privileges")(error)),

@@ -19,14 +19,21 @@ use super::{
 };
 use crate::{
     diagnose::{
-        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, index_name, indexes, made, privileges,
-        schema, statements,
+        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, grantable, index_name, indexes, made,
+        privileges, schema, statements,
     },
     failure::failed,
 };
 
 /// How long a notification to ourselves may take.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A purge passes over rows that others have locked: it locks what it deletes, for which the server asks
+/// for `update` on some column.
+const PURGE_NEEDS: [Need; 2] = [
+    ("{inbox}", &[("update", &["received_at"])]),
+    ("{idempotency}", &[("update", &["expires_at"])]),
+];
 
 /// How much WAL a slot may hold back before it is worth a warning.
 const WAL_LIMIT: i64 = 1 << 30;
@@ -199,31 +206,37 @@ impl PostgresStore {
             .fetch_one(&self.pool)
             .await
             .map_err(failed("reading privileges"))?;
-        let relay = self.lacking(&RELAY_NEEDS).await?;
+        let mut relay = self.lacking(&RELAY_NEEDS).await?;
+        relay.extend(self.lacking(&PURGE_NEEDS).await?);
         let operator = self.lacking(&OPERATOR_NEEDS).await?;
         Ok(privileges(&relay, &operator, &account))
     }
 
-    /// What of it the account may not do. What was granted for single columns counts as granted.
+    /// What of it the account may not do.
     async fn lacking(&self, needs: &[Need]) -> Result<Vec<String>> {
         const MAY: &str = "
-            select coalesce(has_table_privilege(t, $2) or
-                case when $2 <> 'delete' then has_any_column_privilege(t, $2) end, false)
+            select coalesce(has_table_privilege(t, $2) or case
+                when cardinality($3) > 0 then (
+                    select bool_and(has_column_privilege(t, c, $2)) from unnest($3) c
+                )
+                when $2 <> 'delete' then has_any_column_privilege(t, $2)
+            end, false)
             from (select to_regclass($1)::oid as t) n";
 
         let mut lacking = Vec::new();
         for (table, wanted) in needs {
             let table = self.tables.fill(table);
             let mut missing = Vec::new();
-            for privilege in *wanted {
+            for (privilege, columns) in *wanted {
                 let may: bool = sqlx::query_scalar(MAY)
                     .bind(&table)
                     .bind(privilege)
+                    .bind(columns)
                     .fetch_one(&self.pool)
                     .await
                     .map_err(failed("reading privileges"))?;
                 if !may {
-                    missing.push(*privilege);
+                    missing.push(grantable(privilege, columns));
                 }
             }
             if !missing.is_empty() {

@@ -114,15 +114,17 @@ impl IdempotencyDialect for Postgres {
         tables: &'c Tables,
         limit: usize,
     ) -> Result<u64> {
+        // By the key: `ctid` cannot be granted by itself, and who purges is not to read responses.
         const PURGE: &str = "
-            delete from {idempotency}
-            where ctid = any(array(
-                select ctid from {idempotency}
+            with expired as materialized (
+                select scope, idempotency_key from {idempotency}
                 where expires_at <= clock_timestamp()
                 order by expires_at
                 limit $1
                 for update skip locked
-            ))";
+            )
+            delete from {idempotency} k using expired e
+            where k.scope = e.scope and k.idempotency_key = e.idempotency_key";
 
         let purged = sqlx::query(tables.sql(PURGE))
             .bind(limit as i64)

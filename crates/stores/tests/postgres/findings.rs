@@ -47,14 +47,44 @@ async fn privileges_that_are_missing_are_named_with_the_grant_that_gives_them() 
 
     let lacking = finding(&limited, "privileges").await;
     assert_eq!(lacking.level, Level::Problem);
-    let events = outbox.tables.fill("update, delete on {events}");
-    assert!(lacking.text.contains(&events) && lacking.text.contains(&role), "{}", lacking.text);
+    for grant in [
+        "locked_until, last_error, dead_at, sent_at), delete on {events}",
+        "update (received_at) on {inbox}",
+        "update (expires_at) on {idempotency}",
+    ] {
+        assert!(lacking.text.contains(&outbox.tables.fill(grant)), "{grant}: {}", lacking.text);
+    }
+    assert!(lacking.text.contains(&role), "{}", lacking.text);
     outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
     let lacking = finding(&limited, "privileges").await;
     assert_eq!(lacking.level, Level::Note, "it relays, and cannot operate: {}", lacking.text);
     outbox.execute(&mut connection, &lacking.mend.unwrap()).await;
     assert_eq!(finding(&limited, "privileges").await.level, Level::Ok);
 
+    limited.pool().close().await;
+    outbox.execute(&mut connection, &format!("drop owned by {role}; drop role {role}")).await;
+    drop(connection);
+    outbox.drop().await;
+}
+
+#[tokio::test]
+async fn a_right_to_single_columns_counts_for_these_columns_only() {
+    let outbox = Outbox::new().await;
+    let mut connection = outbox.pool.acquire().await.unwrap();
+    let role = format!("role_{}", outbox.tables.name().bare());
+    outbox.execute(&mut connection, &format!("create role {role}")).await;
+    outbox.execute(&mut connection, &format!("grant {role} to current_user")).await;
+    let grant = format!("grant update (attempts, wait) on {{events}} to {role}");
+    outbox.execute(&mut connection, &grant).await;
+    let limited = PgPoolOptions::new().max_connections(1);
+    let limited = limited.connect_with((*outbox.pool.connect_options()).clone()).await.unwrap();
+    for table in Tables::ALL {
+        outbox.execute(&mut connection, &format!("grant select on {table} to {role}")).await;
+    }
+    sqlx::query(AssertSqlSafe(format!("set role {role}"))).execute(&limited).await.unwrap();
+    let limited = PostgresStore::new(limited, outbox.tables.clone());
+    let lacking = finding(&limited, "privileges").await;
+    assert!(lacking.text.contains("update (attempts, not_before, wait"), "{}", lacking.text);
     limited.pool().close().await;
     outbox.execute(&mut connection, &format!("drop owned by {role}; drop role {role}")).await;
     drop(connection);
