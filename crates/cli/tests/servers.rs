@@ -75,3 +75,49 @@ fn a_wrong_password_is_refused_and_never_shown() {
         assert!(!line.contains("wr@ng") && !line.contains("wr%40ng"), "{line}");
     }
 }
+
+/// MySQL makes an authority for itself. A process whose system trusts it needs no setting to verify the server.
+#[tokio::test]
+async fn a_server_is_verified_with_the_roots_that_the_system_trusts() {
+    let Ok(url) = std::env::var("POSTHASTE_TEST_MYSQL") else {
+        eprintln!("POSTHASTE_TEST_MYSQL is not set: no MySQL server to be had here");
+        return;
+    };
+    let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
+    let authority: String =
+        sqlx::query_scalar("select concat(@@datadir, @@ssl_ca)").fetch_one(&pool).await.unwrap();
+    assert!(std::fs::metadata(&authority).is_ok(), "{authority} cannot be read");
+    // Its certificate is for no host.
+    let url = format!("{url}?ssl-mode=VERIFY_CA");
+    let status = ["status", "--url", &url, "--table", "nobody_has_made_it"];
+    let trusting = command(&status).env("SSL_CERT_FILE", &authority).output().unwrap();
+    assert!(
+        stderr(&trusting).contains("is not there or has no migration"),
+        "{}",
+        stderr(&trusting)
+    );
+    let other = command(&status).env_remove("SSL_CERT_FILE").output().unwrap();
+    assert!(stderr(&other).contains("connecting to"), "{}", stderr(&other));
+    assert_eq!(other.status.code(), Some(1));
+}
+
+/// Without TLS the password would go to whoever answers: the client says what it needs instead.
+#[tokio::test]
+async fn a_password_of_mysql_needs_tls() {
+    let Ok(url) = std::env::var("POSTHASTE_TEST_MYSQL") else {
+        eprintln!("POSTHASTE_TEST_MYSQL is not set: no MySQL server to be had here");
+        return;
+    };
+    let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
+    // Known to the server by nothing yet, so that it asks for the password itself.
+    let account = unique("tls").name().to_string();
+    let make = format!("create user {account} identified by 'secret'");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(make)).execute(&pool).await.unwrap();
+    let (_, place) = url.split_once('@').unwrap();
+    let (place, _) = place.split_once('/').unwrap();
+    let plain = format!("mysql://{account}:secret@{place}?ssl-mode=DISABLED");
+    let output = command(&["status", "--url", &plain]).output().unwrap();
+    assert!(stderr(&output).contains("use TLS"), "{}", stderr(&output));
+    let drop = format!("drop user {account}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&pool).await.unwrap();
+}

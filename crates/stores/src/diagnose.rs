@@ -142,6 +142,49 @@ pub(crate) fn indexes(missing: &[(String, String)]) -> Finding {
     Finding::new("indexes", Level::Problem, text).mended_by(statements.join("; "))
 }
 
+/// How a connection to a server is protected on its way.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Protection {
+    None,
+    /// Against those who listen, not against those who answer in the server's place.
+    Encrypted,
+    /// A certificate of the right authority, for whatever name.
+    Authority,
+    Verified,
+}
+
+/// What is said about TLS. The remedy is how the URL asks for all of it.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn tls(host: &str, socket: bool, protection: Protection, remedy: &str) -> Finding {
+    let local = socket
+        || host.starts_with('/')
+        || host.eq_ignore_ascii_case("localhost")
+        || host
+            .trim_matches(['[', ']'])
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback());
+    let warn = |text: &str| Finding::new("tls", Level::Warning, text).mended_by(remedy);
+    match protection {
+        Protection::Verified => {
+            Finding::ok("tls", "the connection is encrypted, and the server's name is verified")
+        }
+        _ if local => Finding::ok("tls", "the connection does not leave this machine"),
+        Protection::None => warn(
+            "TLS: none: events can be read and changed on their way from the database, and who answers \
+             is not known",
+        ),
+        Protection::Encrypted => warn(
+            "TLS: not verified: the connection is encrypted, and anybody can answer in the \
+             database's place",
+        ),
+        Protection::Authority => warn(
+            "TLS: the server's certificate is verified, and not its name: whoever has another \
+             certificate of the authority can answer in the database's place",
+        ),
+    }
+}
+
 /// What is said about privileges: those that are missing, as `grant` writes them.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn privileges(relay: &[String], operator: &[String], account: &str) -> Finding {
@@ -166,6 +209,38 @@ pub(crate) fn privileges(relay: &[String], operator: &[String], account: &str) -
             let text = format!("{account} cannot relay: it lacks {}", missing.join(", "));
             Finding::new("privileges", Level::Problem, text).mended_by(grants(missing))
         }
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tls_tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_leaves_the_machine_is_to_be_encrypted_and_verified() {
+        use Protection::{Authority, Encrypted, None, Verified};
+
+        let of = |host, socket, protection| tls(host, socket, protection, "the remedy");
+        for (host, socket) in [
+            ("localhost", false),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("[::1]", false),
+            ("/run/postgresql", false),
+            ("db.internal", true),
+        ] {
+            assert_eq!(of(host, socket, None).level, Level::Ok, "{host}");
+        }
+        for host in ["db.internal", "10.0.0.7", "localhost.example"] {
+            for protection in [None, Encrypted, Authority] {
+                let finding = of(host, false, protection);
+                assert_eq!(finding.level, Level::Warning, "{host}: {}", finding.text);
+                assert_eq!(finding.mend.as_deref(), Some("the remedy"));
+            }
+            assert_eq!(of(host, false, Verified).level, Level::Ok, "{host}");
+        }
+        assert!(of("db.internal", false, None).text.starts_with("TLS: none"));
+        assert!(of("db.internal", false, Encrypted).text.starts_with("TLS: not verified"));
     }
 }
 

@@ -8,13 +8,16 @@ use posthaste_core::{
     Result,
     store::{Diagnose, Finding, Level, OpenTransaction, Schema},
 };
-use sqlx::{AssertSqlSafe, Database, MySql, Row, mysql::MySqlRow};
+use sqlx::{
+    AssertSqlSafe, Database, MySql, Row,
+    mysql::{MySqlRow, MySqlSslMode},
+};
 
 use super::{MySqlStore, inspect::time, number, schema::MIGRATIONS, statements::NOT_SHOWN};
 use crate::{
     diagnose::{
-        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, grantable, indexes, made, privileges,
-        schema,
+        LONG_TRANSACTION, Need, OPERATOR_NEEDS, Protection, RELAY_NEEDS, grantable, indexes, made,
+        privileges, schema, tls,
     },
     failure::failed,
 };
@@ -85,6 +88,7 @@ impl Diagnose for MySqlStore {
         }
         findings.extend([
             made("server", self.server().await),
+            made("tls", self.tls().await),
             made("indexes", self.indexes().await),
             made("privileges", self.privileges().await),
             made("transactions", self.long_transactions().await),
@@ -131,6 +135,34 @@ impl MySqlStore {
             Finding::ok("server", format!("MySQL {version}"))
         };
         Ok(finding)
+    }
+
+    /// Whether others can listen, or answer in the server's place.
+    async fn tls(&self) -> Result<Finding> {
+        const CIPHER: &str = "show session status where variable_name = 'Ssl_cipher'";
+
+        let options = self.pool.connect_options();
+        let protection = match options.get_ssl_mode() {
+            MySqlSslMode::VerifyIdentity => Protection::Verified,
+            MySqlSslMode::VerifyCa => Protection::Authority,
+            MySqlSslMode::Required => Protection::Encrypted,
+            MySqlSslMode::Preferred => {
+                let cipher: Option<(String, String)> = sqlx::query_as(CIPHER)
+                    .fetch_optional(&self.pool)
+                    .await
+                    .map_err(failed("asking for TLS"))?;
+                let encrypted = cipher.is_some_and(|(_, cipher)| !cipher.is_empty());
+                if encrypted { Protection::Encrypted } else { Protection::None }
+            }
+            MySqlSslMode::Disabled => Protection::None,
+        };
+        Ok(tls(
+            options.get_host(),
+            options.get_socket().is_some(),
+            protection,
+            "ssl-mode=VERIFY_IDENTITY in the URL, and ssl-ca=PATH for an authority that the system does \
+             not trust",
+        ))
     }
 
     async fn indexes(&self) -> Result<Finding> {

@@ -8,7 +8,10 @@ use posthaste_core::{
     Result,
     store::{Diagnose, Finding, Level, OpenTransaction, Schema},
 };
-use sqlx::{Database, Postgres, Row, postgres::PgRow};
+use sqlx::{
+    Database, Postgres, Row,
+    postgres::{PgRow, PgSslMode},
+};
 use uuid::Uuid;
 
 use super::{
@@ -19,8 +22,8 @@ use super::{
 };
 use crate::{
     diagnose::{
-        LONG_TRANSACTION, Need, OPERATOR_NEEDS, RELAY_NEEDS, grantable, index_name, indexes, made,
-        privileges, schema, statements,
+        LONG_TRANSACTION, Need, OPERATOR_NEEDS, Protection, RELAY_NEEDS, grantable, index_name,
+        indexes, made, privileges, schema, statements, tls,
     },
     failure::failed,
 };
@@ -89,6 +92,7 @@ impl Diagnose for PostgresStore {
         }
         findings.extend([
             made("server", self.server().await),
+            made("tls", self.tls().await),
             made("indexes", self.indexes().await),
             made("storage", self.storage().await),
             made("privileges", self.privileges().await),
@@ -127,6 +131,35 @@ impl PostgresStore {
                 .mended_by("alter system set synchronous_commit = on (and fsync = on)"));
         }
         Ok(Finding::ok("server", format!("PostgreSQL {version}, schema version {VERSION}")))
+    }
+
+    /// Whether others can listen, or answer in the server's place.
+    async fn tls(&self) -> Result<Finding> {
+        const ENCRYPTED: &str =
+            "select coalesce((select ssl from pg_stat_ssl where pid = pg_backend_pid()), false)";
+
+        // Behind a pooler the server speaks of the pooler's connection; a mode that insists on TLS does not.
+        let options = self.pool.connect_options();
+        let protection = match options.get_ssl_mode() {
+            PgSslMode::VerifyFull => Protection::Verified,
+            PgSslMode::VerifyCa => Protection::Authority,
+            PgSslMode::Require => Protection::Encrypted,
+            PgSslMode::Prefer => {
+                let encrypted: bool = sqlx::query_scalar(ENCRYPTED)
+                    .fetch_one(&self.pool)
+                    .await
+                    .map_err(failed("asking for TLS"))?;
+                if encrypted { Protection::Encrypted } else { Protection::None }
+            }
+            _ => Protection::None,
+        };
+        Ok(tls(
+            options.get_host(),
+            options.get_socket().is_some(),
+            protection,
+            "sslmode=verify-full in the URL, and sslrootcert=PATH for an authority that the system does \
+             not trust",
+        ))
     }
 
     async fn indexes(&self) -> Result<Finding> {

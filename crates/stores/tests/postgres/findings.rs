@@ -92,6 +92,15 @@ async fn a_right_to_single_columns_counts_for_these_columns_only() {
 }
 
 #[tokio::test]
+async fn a_server_on_this_machine_needs_no_tls() {
+    let outbox = Outbox::new().await;
+    let tls = finding(&outbox.store, "tls").await;
+    assert_eq!(tls.level, Level::Ok);
+    assert!(tls.text.contains("does not leave this machine"), "{}", tls.text);
+    outbox.drop().await;
+}
+
+#[tokio::test]
 async fn listening_through_a_transaction_pooler_is_found_out() {
     let outbox = Outbox::new().await;
     assert_eq!(finding(&outbox.store, "listen").await.level, Level::Ok);
