@@ -12,6 +12,8 @@
 //! The driver that a feature names is given on (`posthaste::sqlx`, `posthaste::tokio_postgres`, …),
 //! and so are `uuid` and `jiff`: one line in Cargo.toml is enough to enqueue.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod check;
 
 #[cfg(feature = "sqlx")]
@@ -98,5 +100,5 @@ pub use self::{
 
 /// The README's code compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

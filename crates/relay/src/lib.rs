@@ -10,6 +10,8 @@
 //! a message, so that the order of things is decided in one place and can be read there. The relay
 //! names no database and no broker: it knows the contracts of `posthaste-core`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod budget;
 
 mod config;

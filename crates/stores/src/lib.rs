@@ -3,6 +3,8 @@
 //! The three folders hold the same file names, so that a diff of two of them explains the
 //! dialects. Each passes the conformance suite of `posthaste-testkit`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod tables;
 
 pub mod dialect;

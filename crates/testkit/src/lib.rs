@@ -12,6 +12,8 @@
 //! - `proxy`: swallows answers of a server.
 //! - `wait`: for what nobody announces.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "tables")]
 pub mod tables;
 

@@ -2,6 +2,8 @@
 //! struct that holds the connection, `new` or `connect`, and the contract of
 //! [`Transport`](posthaste_core::transport::Transport).
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "wire")]
 pub mod message;
 
