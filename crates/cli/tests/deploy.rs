@@ -38,6 +38,25 @@ fn the_configuration_for_kubernetes_is_well() {
     assert!(said.contains("is well: 1 outbox to 1 destination"), "{said}");
 }
 
+/// The service may read none of root's files: every secret that its examples name is handed to it.
+#[test]
+fn the_unit_of_systemd_loads_every_credential_that_it_reads() {
+    const CREDENTIALS: &str = "/run/credentials/posthaste.service/";
+
+    let unit = deploy("systemd/posthaste.service");
+    let read: Vec<&str> = unit
+        .split(CREDENTIALS)
+        .skip(1)
+        .map(|rest| rest.split('"').next().unwrap_or_default())
+        .collect();
+    assert!(read.contains(&"database-url"), "{read:?}");
+    for name in read {
+        let load = format!("LoadCredential={name}:/etc/posthaste/{name}\n");
+        assert!(unit.contains(&load), "{load}");
+    }
+    assert!(unit.contains("\nLoadCredential=database-url:"), "it is commented out");
+}
+
 #[test]
 fn the_variables_of_the_compose_file_are_well() {
     let yaml = deploy("compose.yaml");
