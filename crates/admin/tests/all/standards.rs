@@ -12,6 +12,8 @@ use crate::{
 
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts.yml");
+const ALERT_TESTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts_test.yml");
 const FUZZ: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/all/fuzz.toml");
 
 on_both!(
@@ -98,6 +100,26 @@ where
     let mut linter = Command::new(url("POSTHASTE_TEST_PROMTOOL"));
     run(linter.args(["check", "metrics"]), text.as_bytes()).await;
     served.end().await;
+}
+
+/// Each rule fires when it should and is silent when it should be, as Prometheus itself works it out.
+#[tokio::test]
+async fn every_alert_rule_fires_and_is_silent_in_its_test() {
+    let tests = std::fs::read_to_string(ALERT_TESTS).unwrap();
+    let rules = std::fs::read_to_string(ALERTS).unwrap();
+    let names: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
+        let of_rule = format!("alertname: {name}\n        exp_alerts: [");
+        let silent = format!("{of_rule}]");
+        assert!(tests.contains(&silent), "no test in which {name} is silent");
+        let all = tests.matches(&of_rule).count();
+        assert!(all > tests.matches(&silent).count(), "no test in which {name} fires");
+    }
+    let mut promtool = Command::new(url("POSTHASTE_TEST_PROMTOOL"));
+    let text = run(promtool.args(["test", "rules", ALERT_TESTS]), b"").await;
+    assert!(text.contains("SUCCESS"), "{text}");
 }
 
 #[tokio::test]
