@@ -14,8 +14,9 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use axum::{
     Extension, Json, Router,
-    extract::State,
+    extract::{Request, State},
     http::{StatusCode, request::Parts},
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -83,6 +84,8 @@ async fn serve<DB: Payments>(pool: Pool<DB>, args: Args) -> Result<(), Failure> 
     let router = Router::new()
         .route("/payments", post(pay::<DB>))
         .layer(layer)
+        // What is added last runs first: the layer above needs to know who asks.
+        .layer(from_fn(authenticate))
         .with_state(Bank { outbox, takes: Duration::from_millis(args.bank) });
     let listener = tokio::net::TcpListener::bind(args.listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
@@ -90,11 +93,28 @@ async fn serve<DB: Payments>(pool: Pool<DB>, args: Args) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Whose key it is. A real service would have checked the token and left the account in the
-/// request's extensions.
+/// Who asks.
+#[derive(Clone, Copy)]
+struct Account(&'static str);
+
+/// Tokens and whose they are. A real service asks whoever issues tokens.
+const TOKENS: [(&str, Account); 2] =
+    [("alice", Account("account-1")), ("bob", Account("account-2"))];
+
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let value = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let token = value.and_then(|value| value.strip_prefix("Bearer "));
+    let known = TOKENS.into_iter().find(|(known, _)| Some(*known) == token);
+    let Some((_, account)) = known else {
+        return StatusCode::UNAUTHORIZED.into_response();
+    };
+    request.extensions_mut().insert(account);
+    next.run(request).await
+}
+
+/// Whose key it is: the account, never a token, which would be stored, and nothing that a client can choose.
 fn account(request: &Parts) -> Option<String> {
-    let value = request.headers.get("authorization")?.to_str().ok()?;
-    value.strip_prefix("Bearer ").map(str::to_owned)
+    request.extensions.get::<Account>().map(|account| account.0.to_owned())
 }
 
 async fn purge<DB: Payments>(layer: IdempotencyLayer<DB>) {

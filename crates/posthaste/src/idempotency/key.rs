@@ -56,7 +56,11 @@ pub(super) fn fingerprint(method: &Method, uri: &Uri, body: &[u8]) -> String {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    hash.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {
+    hexadecimal(&hash.finalize())
+}
+
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text

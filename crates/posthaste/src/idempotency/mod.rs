@@ -12,13 +12,18 @@
 //! ```no_run
 //! use posthaste::{Outbox, idempotency::{Idempotent, IdempotencyLayer}};
 //!
+//! /// Who asks: authentication, which runs before, puts it into the request's extensions.
+//! #[derive(Clone)]
+//! struct Account(String);
+//!
 //! # type Failure = Box<dyn std::error::Error + Send + Sync>;
 //! # fn layer(pool: sqlx::Pool<sqlx::Sqlite>) -> Result<(), Failure>
 //! # where sqlx::Sqlite: posthaste::stores::idempotency::IdempotencyDialect {
 //! let outbox = Outbox::new("outbox_event".parse()?);
 //! let layer = IdempotencyLayer::new(outbox, pool, |request| {
-//!     // Whose key it is: what authentication left in the request.
-//!     request.headers.get("x-tenant")?.to_str().ok().map(str::to_owned)
+//!     // Whose key it is. Never what a client can choose, such as a header: whoever names another's
+//!     // scope reads their responses.
+//!     request.extensions.get::<Account>().map(|account| account.0.clone())
 //! })
 //! .required();
 //! // With axum: Router::new().route("/payments", post(pay)).layer(layer)
@@ -117,9 +122,10 @@ impl<DB: IdempotencyDialect> Clone for IdempotencyLayer<DB> {
 }
 
 impl<DB: IdempotencyDialect> IdempotencyLayer<DB> {
-    /// Keys are kept beside this outbox. `scope` tells whose key it is, the tenant or the principal,
-    /// in at most 100 characters: the keys of one are unknown to another. A request for which it says
-    /// `None` is refused with 403.
+    /// Keys are kept beside this outbox. `scope` tells whose key it is, the principal, or tenant and principal:
+    /// the keys of one are unknown to another. It comes from authentication and is stored as it is, so it is no
+    /// token; one of more than 100 characters is stored as its SHA-256. A request for which it says `None` or
+    /// nothing is refused with 403.
     ///
     /// A key stands for the method, path and body that the layer sees. Inside of axum's `nest` the path has
     /// lost its prefix: put the layer around the nest, or the prefix into the scope.

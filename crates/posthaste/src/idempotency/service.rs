@@ -15,12 +15,13 @@ use http_body::Body;
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use posthaste_core::Error;
 use posthaste_stores::idempotency::{IdempotencyDialect, RequestKey, SCOPE};
+use sha2::{Digest as _, Sha256};
 use tower_service::Service;
 
 use super::{
     Settings,
     claim::{Claimed, Held, claim},
-    key::{fingerprint, key},
+    key::{fingerprint, hexadecimal, key},
     problem::{Loss, Problem},
     response::{is_final, replayed, to_store},
     transaction::{Idempotent, Slot},
@@ -141,7 +142,8 @@ where
     O::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let (parts, body) = request.into_parts();
-    let Some(scope) = (settings.scope)(&parts) else {
+    // An empty scope would be one for everybody for whom something is missing.
+    let Some(scope) = (settings.scope)(&parts).filter(|scope| !scope.is_empty()) else {
         return Ok(answer(&Problem::nobody()));
     };
     let body = match read(body, settings.max_request).await {
@@ -150,8 +152,8 @@ where
         Err(Loss::Broken) => return Ok(answer(&Problem::request_broken())),
     };
     let fingerprint = fingerprint(&parts.method, &parts.uri, &body);
-    let claimed = match check_scope(&scope) {
-        Ok(()) => claim(Arc::clone(settings), RequestKey { scope, key, fingerprint }).await,
+    let claimed = match stored_scope(scope) {
+        Ok(scope) => claim(Arc::clone(settings), RequestKey { scope, key, fingerprint }).await,
         Err(error) => Err(error),
     };
     let held = match claimed {
@@ -278,12 +280,35 @@ fn failed<O>(error: &Error) -> Answer<O> {
     answer(&Problem::database(error))
 }
 
-fn check_scope(scope: &str) -> Result<(), Error> {
-    let length = scope.chars().count();
-    if length > SCOPE || scope.contains('\0') {
-        return Err(Error::invalid(format!(
-            "the scope of an idempotency key is {length} long; it takes {SCOPE}, and no U+0000"
-        )));
+/// What stands before a scope that is stored as its hash.
+const HASHED: &str = "sha256:";
+
+/// The scope as it is stored: itself, or its hash where it is too long. One that looks like a hash is hashed, so
+/// that no two are the same.
+fn stored_scope(scope: String) -> Result<String, Error> {
+    if scope.contains('\0') {
+        return Err(Error::invalid("the scope of an idempotency key must not contain U+0000"));
     }
-    Ok(())
+    if scope.chars().count() <= SCOPE && !scope.starts_with(HASHED) {
+        return Ok(scope);
+    }
+    Ok(format!("{HASHED}{}", hexadecimal(&Sha256::digest(&scope))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_that_is_too_long_is_stored_as_its_hash() {
+        let stored = |scope: &str| stored_scope(scope.to_owned()).unwrap();
+        let longest = "ä".repeat(SCOPE);
+        assert_eq!(stored(&longest), longest);
+        let hash = stored(&"a".repeat(101));
+        assert!(hash.starts_with(HASHED) && hash.len() == HASHED.len() + 64, "{hash}");
+        assert_ne!(hash, stored(&"a".repeat(102)));
+        // Nobody who may choose their scope takes another one's.
+        assert_ne!(stored(&hash), hash);
+        assert!(stored_scope("a\0".to_owned()).is_err());
+    }
 }
