@@ -1,6 +1,7 @@
 //! Writes a line per event to standard output or any other writer.
 
 use std::{
+    borrow::Cow,
     fmt::Write as _,
     io::{self, Write},
     sync::{Mutex, PoisonError},
@@ -20,6 +21,23 @@ pub enum Format {
     Text,
     /// One JSON object a line, for programs.
     Json,
+}
+
+/// Shows control characters as their escapes, such as `\u{1b}`: what an application wrote into an event must not
+/// start a line of its own, nor speak to the terminal.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
 }
 
 /// Writes a line per event. Payloads stay out unless asked for.
@@ -85,7 +103,7 @@ impl LogTransport {
                     line += " ";
                     line += &payload;
                 }
-                line
+                visible(&line).into_owned()
             }
         }
     }
@@ -117,5 +135,20 @@ impl Transport for LogTransport {
             },
         };
         vec![outcome; batch.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_others_stay() {
+        assert_eq!(visible("Größe 木\t\n"), "Größe 木\\t\\n");
+        assert_eq!(
+            visible("a\u{1b}]52;c;eA==\u{7}\u{9b}31m"),
+            "a\\u{1b}]52;c;eA==\\u{7}\\u{9b}31m"
+        );
+        assert!(matches!(visible("as it is"), Cow::Borrowed(_)));
     }
 }

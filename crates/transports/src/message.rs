@@ -127,8 +127,13 @@ pub(crate) const METADATA: [&str; 5] = [
 ];
 
 /// Names of the metadata that a raw message may have.
-const OPTIONAL: [&str; 4] =
-    ["posthaste-aggregate-id", "posthaste-tenant", "posthaste-schema-id", "posthaste-replay"];
+const OPTIONAL: [&str; 5] = [
+    "posthaste-aggregate-id",
+    "posthaste-tenant",
+    "posthaste-routing-key",
+    "posthaste-schema-id",
+    "posthaste-replay",
+];
 
 /// The metadata headers of a raw message.
 fn metadata(envelope: &Envelope) -> Vec<(Cow<'static, str>, Cow<'_, str>)> {
@@ -144,6 +149,7 @@ fn metadata(envelope: &Envelope) -> Vec<(Cow<'static, str>, Cow<'_, str>)> {
     let optional: [Option<Cow<'_, str>>; OPTIONAL.len()] = [
         event.aggregate_id().map(Cow::from),
         event.tenant().map(Cow::from),
+        event.routing_key().map(Cow::from),
         event.schema_id().map(Cow::from),
         replay.map(Cow::from),
     ];
@@ -178,7 +184,10 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, Cow<'_, str>)> {
         attributes.push(("partitionkey", key.into()));
     }
     if let Some(id) = event.schema_id() {
-        attributes.push(("dataschema", format!("/{}", segment(id)).into()));
+        attributes.push(("dataschema", data_schema(id, event.schema_version())));
+    }
+    if let Some(key) = event.routing_key() {
+        attributes.push(("routingkey", key.into()));
     }
     for name in ["traceparent", "tracestate"] {
         if let Some(value) = event.headers().get(name) {
@@ -186,6 +195,27 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, Cow<'_, str>)> {
         }
     }
     attributes
+}
+
+/// The schema as an absolute URI: its id where that is one, and otherwise a name made of id and version, which
+/// differs for data that old readers cannot read.
+fn data_schema(id: &str, version: i32) -> Cow<'_, str> {
+    if is_absolute_uri(id) {
+        return id.into();
+    }
+    format!("urn:posthaste:schema:{}:{version}", segment(id)).into()
+}
+
+fn is_absolute_uri(text: &str) -> bool {
+    let Some((scheme, rest)) = text.split_once(':') else {
+        return false;
+    };
+    let of_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    let of_uri = |byte: u8| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte);
+    scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.bytes().all(of_scheme)
+        && !rest.is_empty()
+        && rest.bytes().all(of_uri)
 }
 
 /// A text as one segment of a URI path.
@@ -310,6 +340,24 @@ mod tests {
     fn an_attribute_in_a_header_is_percent_encoded() {
         assert_eq!(percent_encoded("Zürich 50%"), "Z%C3%BCrich%2050%25");
         assert_eq!(percent_encoded("/acme/Order:42"), "/acme/Order:42");
+    }
+
+    #[test]
+    fn a_schema_is_named_by_an_absolute_uri() {
+        let registry = "https://registry.example/schemas/ids/7?format=avro";
+        for (id, uri) in [
+            ("order", "urn:posthaste:schema:order:3"),
+            ("com.acme/Order v1", "urn:posthaste:schema:com.acme%2FOrder%20v1:3"),
+            (registry, registry),
+            ("urn:acme:order", "urn:acme:order"),
+            ("7:order", "urn:posthaste:schema:7%3Aorder:3"),
+            (
+                "https://registry.example/Zürich",
+                "urn:posthaste:schema:https%3A%2F%2Fregistry.example%2FZ%C3%BCrich:3",
+            ),
+        ] {
+            assert_eq!(data_schema(id, 3), uri);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A password can stay out of the URL: `password_env=NAME` takes it from the environment,
 //! `password_file=PATH` from a file. No error quotes the URL, which may hold one.
 
-use std::{collections::BTreeMap, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use percent_encoding::percent_decode_str;
 use posthaste_core::{Error, Result, Secret};
@@ -11,7 +11,7 @@ use posthaste_core::{Error, Result, Secret};
 use crate::message::MessageFormat;
 
 /// A destination's address, taken apart.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct DestinationUrl {
     /// What stands before `://`.
     pub scheme: String,
@@ -26,6 +26,18 @@ pub struct DestinationUrl {
     parameters: BTreeMap<String, String>,
     // What stands before the name of each parameter, for URLs that carry others' parameters, too.
     prefix: &'static str,
+}
+
+/// Of parameters the names alone: a value may be a token.
+impl fmt::Debug for DestinationUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DestinationUrl")
+            .field("scheme", &self.scheme)
+            .field("hosts", &self.hosts)
+            .field("password", &self.password)
+            .field("parameters", &self.parameters.keys())
+            .finish_non_exhaustive()
+    }
 }
 
 /// What every destination can be told.
@@ -299,7 +311,9 @@ mod tests {
             let error = url.parse::<DestinationUrl>().unwrap_err().to_string();
             assert!(error.contains(says) && !error.contains("hush"), "{url}: {error}");
         }
-        let url: DestinationUrl = "nats://me:hush@host".parse().unwrap();
-        assert!(!format!("{url:?}").contains("hush"));
+        for url in ["nats://me:hush@host", "nats://host?token=hush", "nats://hush@host"] {
+            let url: DestinationUrl = url.parse().unwrap();
+            assert!(!format!("{url:?}").contains("hush"));
+        }
     }
 }

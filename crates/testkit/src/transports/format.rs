@@ -32,6 +32,8 @@ fn order(topic: &Topic<'_>) -> Envelope {
         .tenant("acme")
         .topic(&topic.name)
         .schema("order", 3)
+        // Where it leads somewhere, it leads to where the topic does.
+        .routing_key(&topic.name)
         .header("trace", "7f3a")
         .payload(&serde_json::json!({ "total": 1999, "city": "Zürich" }))
         .build()
@@ -79,6 +81,11 @@ fn assert_attributes(attributes: &BTreeMap<String, String>, envelope: &Envelope)
     for (name, value) in expected {
         assert_eq!(attributes.get(name), Some(&value), "attribute {name}");
     }
+    let schema = event.schema_id().map(|id| format!("urn:posthaste:schema:{id}:3"));
+    let given = [("dataschema", schema), ("routingkey", event.routing_key().map(str::to_owned))];
+    for (name, value) in given {
+        assert_eq!(attributes.get(name), value.as_ref(), "attribute {name}");
+    }
     let time: jiff::Timestamp = attributes["time"].parse().expect("time is RFC 3339");
     assert_eq!(time.as_microsecond(), event.occurred_at().as_microsecond());
 }
@@ -95,6 +102,7 @@ pub async fn a_raw_message_carries_its_metadata(destination: &dyn Destination) {
         ("posthaste-aggregate-type", "Order".to_owned()),
         ("posthaste-aggregate-id", event.event.aggregate_id().unwrap().to_owned()),
         ("posthaste-tenant", "acme".to_owned()),
+        ("posthaste-routing-key", topic.name.clone()),
         ("posthaste-schema-id", "order".to_owned()),
         ("posthaste-schema-version", "3".to_owned()),
         ("posthaste-occurred-at", event.event.occurred_at().to_string()),
