@@ -3,11 +3,24 @@
 use std::io::{ErrorKind as Io, IsTerminal as _, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
-use posthaste::{Error, ErrorKind, Result};
+use posthaste::{Error, ErrorKind, Result, transports::log::visible};
 use serde::Serialize;
 
-/// Writes a text. A reader that has left (`| head`) wants no more, and that is no failure.
+/// Writes a text. What it quotes of events cannot speak to the terminal: control characters but line breaks are
+/// shown as their escapes.
 pub(crate) fn print(text: &str) -> Result<()> {
+    print_as_is(&page(text))
+}
+
+/// Control characters as their escapes, but for line breaks.
+pub(crate) fn page(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(visible).collect();
+    lines.join("\n")
+}
+
+/// Writes a text with control characters of our own. A reader that has left (`| head`) wants no more, and that is
+/// no failure.
+pub(crate) fn print_as_is(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != Io::BrokenPipe => {
@@ -23,7 +36,16 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(value).map_err(|error| {
         Error::new(ErrorKind::State, "the answer cannot be written as JSON").with_source(error)
     })?;
-    Ok(text + "\n")
+    // JSON need not escape these, and a terminal may obey them.
+    let obeyed = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
+    if !text.contains(obeyed) {
+        return Ok(text + "\n");
+    }
+    let shown = text.chars().map(|c| match c {
+        c if obeyed(c) => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    });
+    Ok(shown.collect::<String>() + "\n")
 }
 
 /// A table with this header.
@@ -69,6 +91,14 @@ pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_reach_no_terminal() {
+        assert_eq!(page("a\u{1b}[31m\r\nb"), "a\\u{1b}[31m\\r\nb");
+        let text = json(&"a\u{1b}\u{9b}\u{7f}é\n").unwrap();
+        assert_eq!(text, "\"a\\u001b\\u009b\\u007fé\\n\"\n");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), "a\u{1b}\u{9b}\u{7f}é\n");
+    }
 
     #[test]
     fn thousands_have_a_comma() {

@@ -81,7 +81,7 @@ impl Driver {
             self.store.notify().await
         };
         match tokio::time::timeout(self.config.drain.max(Duration::from_secs(1)), end).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "leases were not released; they expire"),
             Err(_) => tracing::warn!("leases were not released in time; they expire"),
         }

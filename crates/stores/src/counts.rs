@@ -20,6 +20,9 @@ pub(crate) struct Extent {
     pub(crate) cut: bool,
 }
 
+/// The group of new events that wait behind another one of their key.
+const HELD: &str = "held";
+
 /// Counts out of groups by state, none of which was counted further than `cap + 1`.
 pub(crate) fn by_status(
     groups: impl IntoIterator<Item = (String, i64)>,
@@ -29,6 +32,11 @@ pub(crate) fn by_status(
     let mut counts = Counts { estimated: extent.cut, ..Counts::default() };
     for (name, count) in groups {
         let count = count.max(0) as u64;
+        if name == HELD {
+            counts.new += count;
+            counts.held += count;
+            continue;
+        }
         match name.parse::<Status>().map_err(|error| {
             Error::new(ErrorKind::Database, "counting events failed").with_source(error)
         })? {

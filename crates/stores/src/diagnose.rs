@@ -5,7 +5,7 @@ use posthaste_core::{
     store::{Finding, Level},
 };
 
-use crate::version::OtherBuild;
+use crate::{failure::is_denied, version::OtherBuild};
 
 /// A table and what an account must be allowed to do with it: a privilege, and the columns that it must
 /// cover. With none it is enough to have the privilege for the table or any column of it.
@@ -99,8 +99,18 @@ pub(crate) fn schema(checked: Result<u16>, drops: &[String]) -> Result<(Finding,
             };
             Ok((finding.mended_by(mend), false))
         }
+        // What it lacks is the next check's to say.
+        Err(error) if lacks_privilege(&error) => {
+            let text = "the account may not read the outbox's tables".to_owned();
+            Ok((Finding::new("schema", Level::Problem, text), true))
+        }
         Err(error) => Err(error),
     }
+}
+
+fn lacks_privilege(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    source.and_then(|source| source.downcast_ref()).is_some_and(is_denied)
 }
 
 /// A check that could not be made is a finding too.

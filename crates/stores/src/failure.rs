@@ -8,7 +8,15 @@ pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     move |error| {
         let kind = kind_of(&error);
         let message = match &error {
+            denied if is_denied(denied) => format!(
+                "{doing} failed: the account may not do this; `posthaste doctor` names what it lacks, with \
+                 the grants"
+            ),
             sqlx::Error::Database(database) => match database.code() {
+                Some(code) if ["26000", "42P05"].contains(&code.as_ref()) => format!(
+                    "{doing} failed: a prepared statement is not where it was made, as through a \
+                     transaction pooler; connect directly, or in session mode"
+                ),
                 Some(code) => format!("{doing} failed: the database answered {code}"),
                 None => format!("{doing} failed: the database refused"),
             },
@@ -18,6 +26,18 @@ pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
         };
         Error::new(kind, message).with_source(error)
     }
+}
+
+/// Whether the account lacks a privilege.
+pub(crate) fn is_denied(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(database) = error else {
+        return false;
+    };
+    #[cfg(feature = "mysql")]
+    if let Some(error) = database.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return matches!(error.number(), 1044 | 1142 | 1143);
+    }
+    database.code().is_some_and(|code| code == "42501")
 }
 
 fn kind_of(error: &sqlx::Error) -> ErrorKind {

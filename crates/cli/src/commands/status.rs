@@ -14,11 +14,11 @@ use crate::{
     args::OutboxArgs,
     config::OutboxSettings,
     database, duration,
-    output::{align_right, json, number, print, table},
+    output::{self, align_right, json, number, print, print_as_is, table},
     stop::StopSignal,
 };
 
-/// Show how an outbox stands. Changes nothing.
+/// Show counts, ages, relays and shards of an outbox. Changes nothing.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
@@ -50,11 +50,15 @@ pub(crate) async fn run(args: StatusArgs) -> Result<()> {
     let in_place = !args.json && std::io::stdout().is_terminal();
     let mut signal = StopSignal::new()?;
     if in_place {
-        print("\x1b[2J")?;
+        print_as_is("\x1b[2J")?;
     }
     loop {
         let page = page(&*store, &outbox, &args).await?;
-        print(&if in_place { over_the_last(&page) } else { page })?;
+        if in_place {
+            print_as_is(&over_the_last(&output::page(&page)))?;
+        } else {
+            print(&page)?;
+        }
         tokio::select! {
             () = signal.wait() => return Ok(()),
             () = tokio::time::sleep(args.interval) => {}
@@ -80,12 +84,16 @@ struct ForPeople<'o>(&'o Overview);
 
 impl ForPeople<'_> {
     fn event_table(&self) -> Table {
-        let Counts { new, sending, retry, dead, estimated } = self.0.counts;
+        let Counts { new, held, sending, retry, dead, estimated } = self.0.counts;
         let about = if estimated { "about " } else { "" };
         let mut events = table(["status", "events"]);
-        for (status, count) in
-            [("new", new), ("sending", sending), ("retry", retry), ("dead", dead)]
-        {
+        for (status, count) in [
+            ("new", new),
+            ("  of them held", held),
+            ("sending", sending),
+            ("retry", retry),
+            ("dead", dead),
+        ] {
             events.add_row([status.to_owned(), format!("{about}{}", number(count))]);
         }
         if let Some(sent) = self.0.sent {
@@ -172,7 +180,7 @@ impl fmt::Display for ForPeople<'_> {
         )?;
         match overview.oldest_pending_s {
             Some(age) => writeln!(f, "oldest pending for {}\n", seconds(age))?,
-            None => writeln!(f, "nothing pending\n")?,
+            None => writeln!(f, "{}\n", nothing_due(&overview.counts))?,
         }
         if !overview.stalls.is_empty() {
             writeln!(f, "{}\n", self.stall_table())?;
@@ -191,8 +199,25 @@ impl fmt::Display for ForPeople<'_> {
         if !overview.pauses.is_empty() {
             writeln!(f, "{}", self.pause_table())?;
         }
-        writeln!(f, "shards: {total}, held {held}, free {free}")
+        writeln!(f, "shards: {total}, owned {held}, free {free}")
     }
+}
+
+/// Why no event could be delivered now.
+fn nothing_due(counts: &Counts) -> String {
+    let waiting = counts.new + counts.retry;
+    if waiting == 0 {
+        return "nothing pending".to_owned();
+    }
+    let held = match counts.held {
+        0 => String::new(),
+        held => format!(
+            "; {} held behind an event of the same key that failed or is dead: `posthaste doctor EVENT_ID` \
+             names it",
+            number(held)
+        ),
+    };
+    format!("nothing is due: what waits is to be tried or delivered later{held}")
 }
 
 fn seconds(seconds: f64) -> String {

@@ -5,7 +5,7 @@ use std::{io::IsTerminal, time::Duration};
 use posthaste::{relay::Stats, store::Counts};
 
 use super::{latency::Histogram, ledger::Running};
-use crate::output::{number, print};
+use crate::output::{number, print_as_is};
 
 /// What is shown at one moment.
 pub(super) struct Moment {
@@ -41,7 +41,7 @@ impl Screen {
         let out =
             if self.in_place { self.over_the_last(&lines(moment)) } else { line(moment) + "\n" };
         // An output that fails must not end the run: the check's result is in the exit code too.
-        let _ = print(&out);
+        let _ = print_as_is(&out);
     }
 }
 
@@ -82,7 +82,7 @@ fn lines(moment: &Moment) -> Vec<String> {
         row(
             "latency p50",
             millis(latency.quantile(0.5)),
-            "from commit to destination, last 5 s".into(),
+            "from insert to acknowledgement, last 5 s".into(),
         ),
         row(
             "latency p99",
@@ -135,7 +135,14 @@ mod tests {
             running: Running { orders: huge, committed: huge, delivered: huge, rolled_back: huge },
             per_second: 1e6,
             latency: Histogram::default(),
-            counts: Counts { new: huge, sending: 0, retry: huge, dead: 999_999, estimated: false },
+            counts: Counts {
+                new: huge,
+                held: 0,
+                sending: 0,
+                retry: huge,
+                dead: 999_999,
+                estimated: false,
+            },
             stats: Stats::default(),
         };
         for line in lines(&moment) {

@@ -93,6 +93,8 @@ pub struct Attempt {
 pub struct Counts {
     /// Written and not yet delivered.
     pub new: u64,
+    /// Those of the new ones that wait behind another event of their key, which failed or is dead.
+    pub held: u64,
     /// Claimed under a row lease.
     pub sending: u64,
     /// Failed and to be tried again.

@@ -8,6 +8,9 @@ pub trait Schema {
     /// The database's family: `postgres`, `mysql`, `sqlite`.
     fn database(&self) -> &'static str;
 
+    /// The outbox's table, as the configuration names it.
+    fn table(&self) -> String;
+
     /// Brings the tables to this version. Safe to repeat, and when several processes start at
     /// once. `shards` is fixed with the first migration; another number later is refused, `None`
     /// takes what is there or the database's default. Gives the versions that were applied.

@@ -10,8 +10,9 @@ pub trait Wake {
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>>;
 
     /// Wakes the relays of this outbox in other processes, after a commit. Never called inside the
-    /// business transaction: there it would serialise every commit of the server.
-    async fn notify(&self) -> Result<()>;
+    /// business transaction: there it would serialise every commit of the server. Returns `false` where the
+    /// database has nothing to listen to: those relays look at their next poll.
+    async fn notify(&self) -> Result<bool>;
 }
 
 /// Waits for something to happen in the outbox.

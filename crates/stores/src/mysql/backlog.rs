@@ -54,12 +54,20 @@ macro_rules! waiting {
     };
 }
 
+/// As what an event of the backlog is counted: what waits behind another event of its key is told apart from
+/// what is new.
+macro_rules! counted {
+    () => {
+        concat!("case when e.wait = 'held' and e.attempts = 0 then 'held' else ", status!(), " end")
+    };
+}
+
 impl MySqlStore {
     /// How many events are in which state.
     pub(super) async fn count(&self, cap: u64) -> Result<Counts> {
         const ABOVE: &str = concat!(
             "select what, count(*) from (select ",
-            status!(),
+            counted!(),
             " as what from (",
             above!(),
             ") e where ",
@@ -68,7 +76,7 @@ impl MySqlStore {
         );
         const BELOW: &str = concat!(
             "select what, count(*) from (select ",
-            status!(),
+            counted!(),
             " as what from (",
             waiting!(),
             ") e where e.sequence <= ? and ",
@@ -77,7 +85,7 @@ impl MySqlStore {
         );
         const LATE: &str = concat!(
             "select ",
-            status!(),
+            counted!(),
             ", count(*) from {events} e where e.sequence in ({list}) and ",
             fresh!(),
             " group by 1"

@@ -30,6 +30,10 @@ impl Schema for MySqlStore {
         "mysql"
     }
 
+    fn table(&self) -> String {
+        self.tables.name().to_string()
+    }
+
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
         let asked = version::checked_shards(shards)?;
         let connection = self.pool.acquire().await.map_err(failed("migrating"))?;

@@ -14,7 +14,7 @@ impl Wake for MySqlStore {
         Ok(None)
     }
 
-    async fn notify(&self) -> Result<()> {
-        Ok(())
+    async fn notify(&self) -> Result<bool> {
+        Ok(false)
     }
 }

@@ -84,13 +84,21 @@ macro_rules! unmarked {
     };
 }
 
+/// As what an event of the backlog is counted: what waits behind another event of its key is told apart from
+/// what is new.
+macro_rules! counted {
+    () => {
+        concat!("case when e.wait = 'held' and e.attempts = 0 then 'held' else ", status!(), " end")
+    };
+}
+
 impl PostgresStore {
     /// How many events are in which state.
     pub(super) async fn count(&self, cap: u64) -> Result<Counts> {
         const COUNTS: &str = concat!(
             "with b as materialized (
                 select ",
-            status!(),
+            counted!(),
             " as status from (",
             backlog!(),
             ") e limit $1

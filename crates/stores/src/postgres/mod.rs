@@ -7,6 +7,8 @@
 #[macro_use]
 mod row;
 
+mod pooler;
+
 mod schema;
 
 mod enqueue;
@@ -57,7 +59,7 @@ use std::{
     time::Duration,
 };
 
-use posthaste_core::{Event, Result, store::Store};
+use posthaste_core::{Event, Result, Secret, store::Store};
 use sqlx::{
     Connection, Executor, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -91,7 +93,9 @@ pub struct PostgresStore {
     sessions: Sessions<Postgres>,
     tables: Tables,
     /// For LISTEN when the pool goes through a transaction pooler; `None` uses the pool's options.
-    listen_url: Option<Arc<str>>,
+    listen_url: Option<Secret>,
+    /// No transaction pooler is in between, once somebody has looked.
+    direct: Arc<OnceLock<()>>,
     /// How many shards there are, once `check` or `migrate` has learnt it.
     shards: Arc<OnceLock<u16>>,
     /// Up to here expired row leases were looked for.
@@ -126,6 +130,7 @@ impl PostgresStore {
             pool,
             tables,
             listen_url: None,
+            direct: Arc::default(),
             shards: Arc::default(),
             searched: Arc::default(),
             beyond: Arc::default(),
@@ -135,8 +140,8 @@ impl PostgresStore {
 
     /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own
     /// and does not work through a transaction pooler.
-    pub fn with_listen_url(mut self, url: impl Into<Arc<str>>) -> Self {
-        self.listen_url = Some(url.into());
+    pub fn with_listen_url(mut self, url: impl Into<String>) -> Self {
+        self.listen_url = Some(Secret::new(url));
         self
     }
 
@@ -216,6 +221,16 @@ impl Dialect for Postgres {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_store_shows_no_password() {
+        let options = PgConnectOptions::new_without_pgpass().password("s3cret");
+        let pool = PgPoolOptions::new().connect_lazy_with(options);
+        let tables = Tables::new("outbox_event".parse().unwrap());
+        let store = PostgresStore::new(pool, tables).with_listen_url("postgres://u:s3cret@h/d");
+        let shown = format!("{store:?}");
+        assert!(!shown.contains("s3cret"), "{shown}");
+    }
 
     #[tokio::test]
     async fn the_server_looks_whether_the_client_of_a_relays_connection_is_there() {

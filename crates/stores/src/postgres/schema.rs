@@ -24,8 +24,13 @@ impl Schema for PostgresStore {
         "postgres"
     }
 
+    fn table(&self) -> String {
+        self.tables.name().to_string()
+    }
+
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
         let asked = version::checked_shards(shards)?;
+        self.refuse_pooler().await?;
         let mut transaction = self.pool.begin().await.map_err(failed("migrating"))?;
         self.lock(&mut transaction).await?;
         self.require_schema(&mut transaction).await?;
@@ -70,6 +75,7 @@ impl Schema for PostgresStore {
     }
 
     async fn check(&self) -> Result<u16> {
+        self.refuse_pooler().await?;
         let mut lent = Lent::from(&self.pool, "checking the outbox").await?;
         let found = self.found(lent.get()?).await?;
         lent.done();

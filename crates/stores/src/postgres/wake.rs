@@ -35,7 +35,7 @@ impl Wake for PostgresStore {
         Ok(Some(Box::new(PostgresListener(listener))))
     }
 
-    async fn notify(&self) -> Result<()> {
+    async fn notify(&self) -> Result<bool> {
         const NOTIFY: &str = "select pg_notify($1, '')";
 
         let mut session = self.sessions.take("notifying").await?;
@@ -45,7 +45,7 @@ impl Wake for PostgresStore {
             .await
             .map_err(failed("notifying"))?;
         session.done();
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -53,7 +53,7 @@ impl PostgresStore {
     /// Listens on a connection of its own: one out of the store's pool would be missing there.
     pub(super) async fn listener(&self, channel: &str) -> Result<PgListener> {
         let options = match &self.listen_url {
-            Some(url) => connect_options(url)?,
+            Some(url) => connect_options(url.expose())?,
             None => (*self.pool.connect_options()).clone(),
         };
         let pool = PgPoolOptions::new()

@@ -70,12 +70,20 @@ macro_rules! backlog {
     };
 }
 
+/// As what an event of the backlog is counted: what waits behind another event of its key is told apart from
+/// what is new.
+macro_rules! counted {
+    () => {
+        concat!("case when wait = 'held' and attempts = 0 then 'held' else ", status!(), " end")
+    };
+}
+
 impl SqliteStore {
     /// How many events are in which state.
     pub(super) async fn count(&self, cap: u64) -> Result<Counts> {
         const COUNTS: &str = concat!(
             "select what, count(*) from (select what from (",
-            backlog!(status!()),
+            backlog!(counted!()),
             ") limit ?1) group by what
             union all
             select 'dead', count(*) from (

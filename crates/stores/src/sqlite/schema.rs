@@ -30,6 +30,10 @@ impl Schema for SqliteStore {
         "sqlite"
     }
 
+    fn table(&self) -> String {
+        self.tables.name().to_string()
+    }
+
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
         refuse_name(&self.tables)?;
         self.refuse_other_count(shards)?;

@@ -29,8 +29,8 @@ impl Wake for SqliteStore {
     }
 
     /// Nothing to do: the commit itself was the signal.
-    async fn notify(&self) -> Result<()> {
-        Ok(())
+    async fn notify(&self) -> Result<bool> {
+        Ok(true)
     }
 }
 

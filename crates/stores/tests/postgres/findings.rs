@@ -1,8 +1,11 @@
 //! Causes in the database that doctor names.
 
 use jiff::{SignedDuration, Timestamp};
-use posthaste_core::store::{Diagnose, Finding, Level};
-use posthaste_stores::{Tables, postgres::PostgresStore};
+use posthaste_core::{
+    ErrorKind,
+    store::{Diagnose, Finding, Level, Schema},
+};
+use posthaste_stores::{Options, Tables, postgres::PostgresStore};
 use sqlx::{AssertSqlSafe, postgres::PgPoolOptions};
 
 use crate::support::{Outbox, event};
@@ -110,6 +113,35 @@ async fn listening_through_a_transaction_pooler_is_found_out() {
     let lost = finding(&swallowed, "listen").await;
     assert_eq!(lost.level, Level::Warning);
     assert!(lost.mend.unwrap().contains("listen_url"));
+    outbox.drop().await;
+}
+
+/// What a relay needs of its sessions no transaction pooler can give, and writers need none of it.
+#[tokio::test]
+async fn a_transaction_pooler_is_refused_by_whatever_needs_a_session() {
+    let outbox = Outbox::new().await;
+    for variable in ["POSTHASTE_TEST_PGBOUNCER", "POSTHASTE_TEST_PGBOUNCER_RESET"] {
+        let url = std::env::var(variable).expect("scripts/servers starts a pooler");
+        let options = Options::default();
+        let pooled = PostgresStore::connect(&url, outbox.tables.clone(), &options).await.unwrap();
+        for refused in [
+            pooled.check().await.map(drop),
+            pooled.migrate(None).await.map(drop),
+            pooled.diagnose().await.map(drop),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::State, "{variable}: {error}");
+            let said = error.to_string();
+            assert!(said.contains("transaction pooler") && said.contains("direct"), "{said}");
+        }
+        pooled.pool().close().await;
+    }
+    // Not a false alarm, however many ask at once.
+    let checks = (0..8).map(|_| async {
+        let store = PostgresStore::new(outbox.pool.clone(), outbox.tables.clone());
+        store.check().await.unwrap();
+    });
+    futures_util::future::join_all(checks).await;
     outbox.drop().await;
 }
 

@@ -272,7 +272,7 @@ pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<
             in_state(&outbox, &owner, status).await;
         }
     }
-    let expected = Counts { new: 1, sending: 2, retry: 3, dead: 4, estimated: false };
+    let expected = Counts { new: 1, held: 0, sending: 2, retry: 3, dead: 4, estimated: false };
     assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
     assert_eq!(outbox.store.count_sent().await.unwrap(), 5);
 }
@@ -293,7 +293,7 @@ pub async fn what_waits_behind_the_marks_is_counted_once<DB: Dialect>(subject: &
             suspect(&rows[5], 1),
         ])
         .await;
-    let expected = Counts { new: 1, sending: 0, retry: 2, dead: 2, estimated: false };
+    let expected = Counts { new: 1, held: 1, sending: 0, retry: 2, dead: 2, estimated: false };
     assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);
     outbox.store.renew(&owner.relay, &owner.held, &owner.position).await.unwrap();
     assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), expected);

@@ -22,9 +22,10 @@ pub async fn a_listener_hears_of_a_commit<DB: Dialect>(subject: &Subject<DB>) {
     }
 }
 
-/// Waking relays that are not there is no error.
+/// Waking relays that are not there is no error. Whether any could be told is said.
 pub async fn waking_nobody_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;
     outbox.enqueue_one(&event(1)).await;
-    outbox.store.notify().await.unwrap();
+    let listens = outbox.store.listen().await.unwrap().is_some();
+    assert_eq!(outbox.store.notify().await.unwrap(), listens);
 }
