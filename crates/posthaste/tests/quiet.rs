@@ -129,6 +129,14 @@ async fn a_payload_and_a_secret_that_are_echoed_in_errors_appear_nowhere() {
     for field in ["event.id=", "topic=", "aggregate_type=", "attempts=2", &tenant] {
         assert!(failed.contains(field), "{field} is not in: {failed}");
     }
+    let retried = logged.lines().filter(|line| line.contains("not delivered; trying again"));
+    let first = retried.clone().find(|line| line.contains(&ids[0].to_string()));
+    let first = first.unwrap_or_else(|| panic!("no line names the retry: {logged}"));
+    for field in
+        ["INFO", "sequence=", "topic=", "aggregate_type=", "attempts=1", "failing", &tenant]
+    {
+        assert!(first.contains(field), "{field} is not in: {first}");
+    }
     said.push(logged);
     let said = said.join("\n");
     assert!(said.contains("503"), "the webhook's status is told: {said}");

@@ -90,7 +90,7 @@ pub struct Config {
     pub max_attempts: u32,
     /// Jitter for the backoff.
     pub random: Random,
-    /// The outbox's name in metrics.
+    /// The outbox's name in metrics; the name of its table where this is empty.
     pub outbox: String,
     /// An event that could be handed over and is not, for no known reason, stalls after this time.
     pub stall_after: Duration,
@@ -128,7 +128,7 @@ impl Default for Config {
             backoff: Backoff::default(),
             max_attempts: 10,
             random: system_random(),
-            outbox: "outbox_event".to_owned(),
+            outbox: String::new(),
             stall_after: Duration::from_mins(1),
             enabled: true,
             housekeeping: Housekeeping::default(),

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    Committed, Config, Destination, Health, HotPath, Interceptor, Routes, Stats,
+    Committed, Config, Destination, Health, HotPath, Interceptor, Route, Routes, Stats,
     driver::{Driver, Parts, Wires},
     health::{Life, Pulse},
     housekeeping::Housekeeper,
@@ -101,7 +101,8 @@ impl Relay {
             }
         }
         let names: Vec<String> = destinations.iter().map(|to| to.name().to_owned()).collect();
-        let meters = Meters::new(&config.outbox, &names, config.metric_tenants);
+        let outbox = if config.outbox.is_empty() { store.table() } else { config.outbox.clone() };
+        let meters = Meters::new(&outbox, &names, config.metric_tenants);
         let (sender, receiver) = mpsc::channel(config.hot_queue);
         let hot =
             HotPath { sender, dropped: Arc::new(AtomicU64::new(0)), wake: Arc::new(Notify::new()) };
@@ -140,6 +141,15 @@ impl Relay {
     /// The relay's name.
     pub fn name(&self) -> &str {
         &self.parts.config.name
+    }
+
+    /// The routes. A relay with one destination and no routes has one that takes every event.
+    pub fn routes(&self) -> Arc<Routes> {
+        match (&self.parts.routes, self.parts.destinations.first()) {
+            (Some(routes), _) => Arc::clone(routes),
+            (None, Some(only)) => Arc::new(Routes::new().route(Route::to(only.name()))),
+            (None, None) => Arc::default(),
+        }
     }
 
     /// Where a writer in this process hands over what it committed.

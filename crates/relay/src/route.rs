@@ -146,6 +146,13 @@ impl Route {
         })
     }
 
+    /// Every event has a type and an aggregate type; a tenant and a header it may lack.
+    fn takes_every_event(&self) -> bool {
+        self.conditions.iter().all(|(field, pattern)| {
+            matches!(field, Field::AggregateType | Field::EventType) && matches(pattern, "")
+        })
+    }
+
     fn topic_of(&self, envelope: &Envelope) -> Result<Option<String>, String> {
         match &self.topic {
             Topic::Own => Ok(None),
@@ -220,18 +227,36 @@ impl Routes {
         Ok(self)
     }
 
+    /// Returns the name of the destination that an event goes to, or why it goes nowhere. A relay gives an
+    /// event up as dead where this is an error.
+    pub fn destination_of(&self, envelope: &Envelope) -> Result<&str, String> {
+        let route = self.first(envelope)?;
+        route.topic_of(envelope)?;
+        Ok(&route.destination)
+    }
+
+    /// Whether one of the routes takes every event. Where none does, an event that no route matches is
+    /// dead as soon as a relay reads it.
+    pub fn takes_every_event(&self) -> bool {
+        self.routes.iter().any(Route::takes_every_event)
+    }
+
     /// The event's destination and topic, or why it has none.
     pub(crate) fn find(&self, envelope: &Envelope) -> Result<Routed, String> {
+        let route = self.first(envelope)?;
+        Ok(Routed { destination: route.index, topic: route.topic_of(envelope)? })
+    }
+
+    fn first(&self, envelope: &Envelope) -> Result<&Route, String> {
         let event = &envelope.event;
-        let Some(route) = self.routes.iter().find(|route| route.matches(envelope)) else {
-            return Err(format!(
+        self.routes.iter().find(|route| route.matches(envelope)).ok_or_else(|| {
+            format!(
                 "no route for {} of {} {}",
                 event.event_type(),
                 event.aggregate_type(),
                 event.aggregate_id().unwrap_or("without an id")
-            ));
-        };
-        Ok(Routed { destination: route.index, topic: route.topic_of(envelope)? })
+            )
+        })
     }
 }
 
@@ -412,6 +437,20 @@ mod tests {
         let routes =
             Routes::new().route(Route::to("a").tenant("other")).checked(&destinations()).unwrap();
         assert_eq!(routes.find(&placed()).unwrap_err(), "no route for OrderPlaced of Order 7");
+    }
+
+    #[test]
+    fn a_route_takes_every_event_when_its_patterns_match_any_text() {
+        for (route, every) in [
+            (Route::to("a"), true),
+            (Route::to("a").event_type("*").aggregate_type("**"), true),
+            (Route::to("a").event_type("Order*"), false),
+            (Route::to("a").tenant("*"), false),
+            (Route::to("a").header("region", "*"), false),
+        ] {
+            assert_eq!(Routes::new().route(route).takes_every_event(), every);
+        }
+        assert!(!Routes::new().takes_every_event());
     }
 
     #[test]

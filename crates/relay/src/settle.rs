@@ -239,10 +239,9 @@ impl Driver {
         again
     }
 
-    /// Says what failed, once it is written: every death, and retries in one line a batch.
+    /// Says what failed, once it is written: every death, and the first retries of a batch.
     fn log_failures(&mut self, batch: &Batch, refused: &BTreeSet<i64>) {
         let mut retries = 0_usize;
-        let mut first = None;
         for settlement in batch.parts.iter().flat_map(|(_, part)| part) {
             let Settlement { sequence, attempts, verdict, .. } = settlement;
             // Most batches have nothing but successes.
@@ -268,13 +267,29 @@ impl Driver {
                 }
                 Verdict::Retry { error, destination, .. } => {
                     retries += 1;
-                    first.get_or_insert((destination, error));
+                    if retries > RETRIES_NAMED {
+                        continue;
+                    }
+                    tracing::info!(
+                        sequence,
+                        event.id = field(brief.as_ref().map(|brief| &brief.id)),
+                        topic = field(brief.as_ref().map(|brief| &brief.topic)),
+                        aggregate_type = field(brief.as_ref().map(|brief| &brief.aggregate_type)),
+                        attempts,
+                        tenant = field(brief.as_ref().and_then(|brief| brief.tenant.as_ref())),
+                        %destination,
+                        %error,
+                        "not delivered; trying again"
+                    );
                 }
                 _ => {}
             }
         }
-        if let Some((destination, error)) = first {
-            tracing::info!(events = retries, %destination, %error, "not delivered; trying again");
+        if retries > RETRIES_NAMED {
+            tracing::info!(
+                events = retries - RETRIES_NAMED,
+                "not delivered, more than are named; trying again"
+            );
         }
     }
 
@@ -289,6 +304,9 @@ impl Driver {
         }
     }
 }
+
+/// So many retries of a batch have a line of their own: while many fail, the others are counted.
+const RETRIES_NAMED: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -59,7 +59,6 @@ async fn becomes(outbox: &str, name: &str, wanted: f64) {
 fn busy<DB: TestDatabase>(on: &Fixture<DB>) -> Config {
     let often = Some(Duration::from_millis(50));
     Config {
-        outbox: on.table().to_string(),
         max_attempts: 2,
         housekeeping: Housekeeping {
             refresh: often,
