@@ -155,9 +155,11 @@ export function wake(context) {
     text: () => h("p", null, "Every relay looks for events now instead of at its next poll."),
     confirm: () => "Wake",
     act: async () => {
-      await post(context.path("poll"));
+      const { woken } = await post(context.path("poll"));
       context.reload();
-      return "The relays look for events";
+      return woken
+        ? "The relays look for events"
+        : "No relay could be told: with this database they look at their next poll";
     },
   });
 }

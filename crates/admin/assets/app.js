@@ -99,6 +99,7 @@ function visit() {
     outbox: outbox.name,
     database: outbox.database,
     operator: session.who.role === "operator",
+    payloads: session.who.payloads,
     // Only a filter changed: the old rows stay, dimmed, until the new ones are there.
     state: same ? before.state : {},
     data: same ? before.data : undefined,

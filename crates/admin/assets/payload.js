@@ -6,7 +6,7 @@ import { button, card } from "./parts.js";
 import { h } from "./view.js";
 
 export function payload(context, event) {
-  const { state, operator } = context;
+  const { state, operator, payloads } = context;
   const ask = async () => {
     state.payload = { asked: true };
     context.redraw();
@@ -26,14 +26,15 @@ export function payload(context, event) {
     "Payload",
     { aside: h("span.soft", null, size(event.payload_bytes ?? 0)) },
     !operator && h("p.soft", null, "Only an operator may look at payloads."),
-    operator && !shown &&
+    operator && !payloads && h("p.soft", null, "Payloads are shown to operators with a token: set admin.tokens."),
+    payloads && !shown &&
       h(
         "div.payload-hidden",
         null,
         h("p.soft", null, state.payload?.failure ?? "Hidden. Looking at it may show personal data."),
         button("Show payload", { onclick: ask, disabled: Boolean(state.payload?.asked) }),
       ),
-    operator && shown && [
+    payloads && shown && [
       h("pre.payload", { tabindex: "0", "aria-label": "Payload" }, pretty(state.payload)),
       h(
         "div.actions",

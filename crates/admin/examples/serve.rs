@@ -79,6 +79,7 @@ where
         store,
         relay: Some(Arc::clone(&relay)),
         destinations: vec!["orders".to_owned(), "mail".to_owned()],
+        routes: None,
         retention: Retention::default(),
     };
     let admin = Admin::new(vec![outbox], config)?;

@@ -22,6 +22,8 @@ use crate::{
 pub(crate) struct Caller {
     pub(crate) name: String,
     pub(crate) role: Role,
+    /// Whether they may look at payloads: operators may, but for those that nobody asked for a token.
+    pub(crate) payloads: bool,
 }
 
 /// The tokens, as digests: of equal length, so that a comparison takes the same time for all.
@@ -32,7 +34,8 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new(tokens: &[Token]) -> Self {
         let known = tokens.iter().map(|Token { name, role, secret }| {
-            let caller = Caller { name: name.clone(), role: *role };
+            let payloads = *role >= Role::Operator;
+            let caller = Caller { name: name.clone(), role: *role, payloads };
             (digest(&SHA256, secret.expose().as_bytes()), caller)
         });
         Self { known: known.collect() }
@@ -45,7 +48,8 @@ impl Gate {
 
     fn admit(&self, headers: &HeaderMap) -> Answer<Caller> {
         if self.is_open() {
-            return Ok(Caller { name: "local".to_owned(), role: Role::Operator });
+            let (name, role) = ("local".to_owned(), Role::Operator);
+            return Ok(Caller { name, role, payloads: false });
         }
         let refused = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, detail);
         let Some(authorization) = headers.get(header::AUTHORIZATION) else {
@@ -95,6 +99,17 @@ pub(crate) fn must_operate(caller: &Caller) -> Answer<()> {
             "{} is a viewer; this needs an operator",
             caller.name
         )));
+    }
+    Ok(())
+}
+
+/// Refuses payloads to viewers, and to whoever needed no token: that may be anybody on this machine.
+pub(crate) fn must_see_payloads(caller: &Caller) -> Answer<()> {
+    must_operate(caller)?;
+    if !caller.payloads {
+        return Err(Problem::forbidden(
+            "without tokens anybody on this machine could read payloads; set admin.tokens to see them",
+        ));
     }
     Ok(())
 }

@@ -12,12 +12,16 @@ const SHORTEST_REMOTE_TOKEN: usize = 16;
 /// The settings of the admin server.
 #[derive(Clone)]
 pub struct AdminConfig {
-    /// Where it is to listen. Beyond loopback it needs tokens.
+    /// Where it is to listen. Beyond loopback it needs tokens, and a certificate.
     pub listen: SocketAddr,
-    /// Who may do what. Without any, everybody on this machine is an operator called `local`.
+    /// Who may do what. Without any, everybody on this machine is an operator called `local`, who sees no
+    /// payloads.
     pub tokens: Vec<Token>,
     /// Serves HTTPS with this certificate.
     pub tls: Option<Tls>,
+    /// Serves plain HTTP beyond loopback: tokens can be read on the way, unless something in between
+    /// encrypts.
+    pub plain_http: bool,
     /// What `/metrics` renders, see [`metrics::record`](crate::metrics::record); `None` leaves it out.
     pub metrics: Option<PrometheusHandle>,
 }
@@ -28,6 +32,7 @@ impl Default for AdminConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 9464)),
             tokens: Vec::new(),
             tls: None,
+            plain_http: false,
             metrics: None,
         }
     }
@@ -112,6 +117,14 @@ impl AdminConfig {
                 )));
             }
         }
+        if remote && self.tls.is_none() && !self.plain_http {
+            return Err(Error::invalid(format!(
+                "admin.listen {} is reachable from other machines and tokens would travel over plain \
+                 HTTP; set admin.tls_cert and admin.tls_key, or admin.plain_http = true where \
+                 something in between encrypts",
+                self.listen
+            )));
+        }
         Ok(())
     }
 }
@@ -138,8 +151,20 @@ mod tests {
         assert!(config("127.0.0.1:0", &[]).check().is_ok());
         assert!(config("[::1]:0", &["short"]).check().is_ok());
         assert!(config("0.0.0.0:0", &[]).check().is_err());
-        assert!(config("192.0.2.1:0", &["short"]).check().is_err());
-        assert!(config("0.0.0.0:0", &["0123456789abcdef"]).check().is_ok());
+        let plain = |listen, secrets| AdminConfig { plain_http: true, ..config(listen, secrets) };
+        assert!(plain("0.0.0.0:0", &[]).check().is_err());
+        assert!(plain("192.0.2.1:0", &["short"]).check().is_err());
+        assert!(plain("0.0.0.0:0", &["0123456789abcdef"]).check().is_ok());
+    }
+
+    #[test]
+    fn beyond_loopback_tokens_do_not_travel_in_clear_unless_somebody_says_so() {
+        let refused = config("0.0.0.0:0", &["0123456789abcdef"]);
+        let error = refused.check().unwrap_err().to_string();
+        assert!(error.contains("admin.tls_cert") && error.contains("admin.plain_http"), "{error}");
+        assert!(AdminConfig { plain_http: true, ..refused.clone() }.check().is_ok());
+        let tls = Some(Tls { cert: "c".into(), key: "k".into() });
+        assert!(AdminConfig { tls, ..refused }.check().is_ok());
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! Without tokens the browser of whoever sits at this machine is trusted, so no page of another site may
 //! speak through it. A page can point its own name at 127.0.0.1 (DNS rebinding): the `Host` is that
-//! name then. It can send a form: the `Origin` is that page then, and a form cannot be JSON.
+//! name then. It can send a form: the `Origin` is that page then, and a form cannot be JSON. And a proxy
+//! on this machine would let everybody in: what it adds to a request gives it away.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -29,8 +30,9 @@ const CHANGE_LIMIT: Duration = Duration::from_mins(5);
 pub(crate) struct Guard {
     /// The address that it listens on.
     pub(crate) listen: IpAddr,
-    /// Any name will do: nobody gets further without a token, which no other site has.
-    pub(crate) any_host: bool,
+    /// Nobody gets further without a token, which no other site and no stranger has: any name will do, and
+    /// so will a proxy.
+    pub(crate) tokens: bool,
 }
 
 impl Guard {
@@ -44,10 +46,27 @@ impl Guard {
             Ok(address) => address.is_loopback() || address == self.listen,
             Err(_) => name.eq_ignore_ascii_case("localhost"),
         };
-        if known || self.any_host {
+        if known || self.tokens {
             return Ok(());
         }
         Err(Problem::forbidden("the server is not known by the name in `Host`"))
+    }
+}
+
+impl Guard {
+    /// Without tokens this machine alone may ask. A proxy on it asks for others.
+    fn check_direct(&self, headers: &HeaderMap) -> Answer<()> {
+        let of_proxy = |name: &HeaderName| {
+            let name = name.as_str();
+            ["forwarded", "via", "x-real-ip"].contains(&name) || name.starts_with("x-forwarded-")
+        };
+        if self.tokens || !headers.keys().any(of_proxy) {
+            return Ok(());
+        }
+        Err(Problem::forbidden(
+            "this request came through a proxy, and without tokens only this machine may ask; set \
+             admin.tokens",
+        ))
     }
 }
 
@@ -77,7 +96,7 @@ pub(crate) async fn keep_out(
     next: Next,
 ) -> Response {
     let (method, headers) = (request.method(), request.headers());
-    let mut checked = guard.check_host(headers);
+    let mut checked = guard.check_host(headers).and_then(|()| guard.check_direct(headers));
     if checked.is_ok() && !matches!(*method, Method::GET | Method::HEAD) {
         checked = check_origin(headers);
     }

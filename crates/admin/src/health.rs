@@ -20,8 +20,8 @@ use crate::{
     problem::{no_such_method, no_such_path},
 };
 
-/// How long a database may take to answer before it counts as gone.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a database may take to answer before it counts as gone; shorter than a connection lives.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 type Outboxes = Arc<Vec<AdminOutbox>>;
 
@@ -43,7 +43,7 @@ pub async fn serve(
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(from_fn(harden));
-    connection::serve(listener, router, None, stop).await;
+    connection::serve(listener, router, None, connection::Limits::HEALTH, stop).await;
 }
 
 /// The process answers, and its relays come round.

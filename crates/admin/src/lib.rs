@@ -17,6 +17,8 @@ mod server;
 
 mod connection;
 
+mod deadline;
+
 mod tls;
 
 mod guard;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use posthaste_core::store::Store;
-use posthaste_relay::{Relay, Retention};
+use posthaste_relay::{Relay, Retention, Routes};
 
 /// An outbox, and what this process knows about it.
 #[derive(Clone)]
@@ -16,6 +16,16 @@ pub struct AdminOutbox {
     pub relay: Option<Arc<Relay>>,
     /// The destinations that this process knows; those that relays report come along.
     pub destinations: Vec<String>,
+    /// Which events go to which destination, for the doctor; `None` when this process does not know, or
+    /// when its relay does.
+    pub routes: Option<Arc<Routes>>,
     /// What a purge keeps.
     pub retention: Retention,
+}
+
+impl AdminOutbox {
+    /// The routes, as far as this process knows them.
+    pub(crate) fn routes(&self) -> Option<Arc<Routes>> {
+        self.routes.clone().or_else(|| self.relay.as_ref().map(|relay| relay.routes()))
+    }
 }

@@ -35,6 +35,7 @@ use crate::{
 ///     store,
 ///     relay: Some(relay),
 ///     destinations: vec!["nats".to_owned()],
+///     routes: None,
 ///     retention: Retention::default(),
 /// };
 /// let admin = Admin::new(vec![orders], AdminConfig::default())?;
@@ -86,14 +87,14 @@ impl Admin {
             samplers.spawn(async move { series.sample(&outbox).await });
         }
         let router = self.router();
-        connection::serve(listener, router, self.tls, stop).await;
+        connection::serve(listener, router, self.tls, connection::Limits::ADMIN, stop).await;
         Ok(())
     }
 
     /// From the outside in: headers, host and origin, token and role, time, size.
     fn router(&self) -> Router {
         let gate = Arc::new(Gate::new(&self.config.tokens));
-        let guard = Guard { listen: self.config.listen.ip(), any_host: !gate.is_open() };
+        let guard = Guard { listen: self.config.listen.ip(), tokens: !gate.is_open() };
         let authenticate = || from_fn_with_state(Arc::clone(&gate), authenticate);
         let api = api::router()
             .with_state(Arc::clone(&self.served))

@@ -1,5 +1,7 @@
 //! `posthaste admin`: the API and the dashboard without a relay.
 
+use std::sync::Arc;
+
 use clap::Args;
 use posthaste::{Error, Result};
 use posthaste_admin::AdminOutbox;
@@ -34,8 +36,7 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
     let settings = args.outbox.load(listen.collect())?;
     settings.refuse(&["outbox", "outboxes", "cleaner", "log", "admin"])?;
     logging::to_stderr("info", Some(&settings.log));
-    let names: Vec<String> =
-        settings.destinations.iter().filter_map(|one| one.name.clone()).collect();
+    let names = settings.destination_names();
     let mut outboxes = Vec::new();
     for outbox in &settings.outboxes {
         let (store, _) = database::open(outbox).await?;
@@ -44,6 +45,7 @@ pub(crate) async fn run(args: AdminArgs) -> Result<()> {
             store,
             relay: None,
             destinations: names.clone(),
+            routes: settings.known_routes(outbox).map(Arc::new),
             retention: outbox.retention,
         });
     }

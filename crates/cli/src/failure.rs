@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use posthaste::ErrorKind;
+use posthaste::{ErrorKind, transports::log::visible};
 
 /// URLs whose passwords a driver's message may repeat.
 static URLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -19,7 +19,7 @@ pub(crate) fn keep_secret(url: &str) {
 /// Prints a failure of a command, and gives the exit code that says what kind of one it is.
 pub(crate) fn report(error: &posthaste::Error) -> ExitCode {
     let urls = URLS.lock().unwrap_or_else(PoisonError::into_inner);
-    eprintln!("error: {}", line(error, &urls));
+    eprintln!("error: {}", visible(&line(error, &urls)));
     ExitCode::from(code(error.kind()))
 }
 
@@ -57,11 +57,14 @@ fn line(error: &dyn Error, urls: &[String]) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = hide_passwords(&error.to_string(), urls);
+        // The driver adds where in its own source the server found out.
+        let of_database = error.downcast_ref().and_then(sqlx::Error::as_database_error);
+        let text = of_database.map_or_else(|| error.to_string(), |of| of.message().to_owned());
+        let text = hide_passwords(&text, urls);
         if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
-        cause = error.source();
+        cause = if of_database.is_some() { None } else { error.source() };
     }
     one_line(&line)
 }
@@ -82,21 +85,54 @@ fn usage_line(rendered: &str) -> String {
 
 /// Takes the URLs' passwords out of a text, as they stand in the URL and decoded.
 fn hide_passwords(text: &str, urls: &[String]) -> String {
-    let passwords = urls.iter().flat_map(|url| passwords(url));
-    passwords.fold(text.to_owned(), |text, password| text.replace(&password, "***"))
+    let mut passwords: Vec<String> = urls.iter().flat_map(|url| passwords(url)).collect();
+    // The longest first: one may be a part of another.
+    passwords.sort_by_key(|password| std::cmp::Reverse(password.len()));
+    passwords.iter().fold(text.to_owned(), |text, password| hide(&text, password))
 }
 
+/// A password so short is found in other words too; it is hidden where it stands alone.
+const SHORT: usize = 8;
+
+fn hide(text: &str, password: &str) -> String {
+    if password.chars().count() >= SHORT {
+        return text.replace(password, STARS);
+    }
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(password) {
+        let (before, behind) = (&rest[..at], &rest[at + password.len()..]);
+        let joins = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+        let before_it = before.chars().next_back().or_else(|| shown.chars().next_back());
+        let alone = !joins(before_it) && !joins(behind.chars().next());
+        shown += before;
+        shown += if alone { STARS } else { password };
+        rest = behind;
+    }
+    shown + rest
+}
+
+const STARS: &str = "***";
+
+/// All that may be the password of a URL. Question marks and slashes in it may not be encoded: then it reaches
+/// up to the last `@`.
 fn passwords(url: &str) -> Vec<String> {
-    let (address, parameters) = url.split_once('?').unwrap_or((url, ""));
-    let in_address = address.split_once("://").and_then(|(_, rest)| {
-        let (user, _) = rest.rsplit_once('@')?;
-        user.split_once(':').map(|(_, password)| password)
-    });
-    let in_parameters = parameters.split('&').filter_map(|p| p.strip_prefix("password="));
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let of = |text: &str| {
+        let (login, _) = text.rsplit_once('@')?;
+        login.split_once(':').map(|(_, password)| password.to_owned())
+    };
+    let (address, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+    let in_parameters = parameters
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .filter(|(name, _)| ["password", "token"].contains(name))
+        .map(|(_, value)| value.to_owned());
+    let found = of(address).into_iter().chain(of(rest)).chain(in_parameters);
     let mut passwords = Vec::new();
-    for password in in_address.into_iter().chain(in_parameters).filter(|p| !p.is_empty()) {
-        passwords.push(password.to_owned());
-        passwords.push(decoded(password));
+    for password in found.filter(|password| !password.is_empty()) {
+        let decoded = decoded(&password);
+        passwords.extend([password, decoded]);
     }
     passwords
 }
@@ -146,6 +182,22 @@ mod tests {
             assert_eq!(text, "no *** and no *** here", "{url}");
         }
         assert_eq!(hide_passwords("as it is", &["sqlite:a.db".to_owned()]), "as it is");
+    }
+
+    #[test]
+    fn a_short_password_is_hidden_where_it_stands_alone() {
+        let urls = ["postgres://u:b@h/db".to_owned()];
+        let text = hide_passwords("the database refused b, or u:b@h", &urls);
+        assert_eq!(text, "the database refused ***, or u:***@h");
+        assert_eq!(hide_passwords("bb b", &urls), "bb ***");
+        let long = ["postgres://u:correct-horse@h/db".to_owned()];
+        assert_eq!(hide_passwords("xcorrect-horsey", &long), "x***y");
+    }
+
+    #[test]
+    fn a_password_with_a_question_mark_is_hidden() {
+        let urls = ["postgres://u:pa?ss@h/db".to_owned()];
+        assert_eq!(hide_passwords("no pa?ss here", &urls), "no *** here");
     }
 
     #[test]

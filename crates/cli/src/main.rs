@@ -77,9 +77,9 @@ enum Command {
     Admin(admin::AdminArgs),
     /// Connect to a destination, publish a test message, and say what was found
     CheckDestination(destination::CheckArgs),
-    /// Show how an outbox stands
+    /// Show counts, ages, relays and shards of an outbox
     Status(commands::status::StatusArgs),
-    /// Show the relays of an outbox and which shards each holds
+    /// Show the relays of an outbox and which shards each owns
     Relays(commands::relays::RelaysArgs),
     /// Look at events, or give up what was never sent
     Events(Box<commands::events::EventsArgs>),

@@ -31,8 +31,13 @@ fn the_configuration_for_kubernetes_is_well() {
     ] {
         std::fs::write(folder.join(name), secret).unwrap();
     }
+    let made = rcgen::generate_simple_self_signed(["posthaste-admin".to_owned()]).unwrap();
+    std::fs::write(folder.join("tls.crt"), made.cert.pem()).unwrap();
+    std::fs::write(folder.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
     let file = folder.join("posthaste.toml");
-    let settings = settings.join("\n").replace("/run/secrets/posthaste", &secrets);
+    let settings = settings.join("\n");
+    let settings = settings.replace("/run/secrets/posthaste-tls", &secrets);
+    let settings = settings.replace("/run/secrets/posthaste", &secrets);
     std::fs::write(&file, settings).unwrap();
     let said = command::succeed(&["config", "check", "--config", file.to_str().unwrap()]);
     assert!(said.contains("is well: 1 outbox to 1 destination"), "{said}");

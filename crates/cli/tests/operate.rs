@@ -299,10 +299,18 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
     for what in
         [&["relay", "r9"][..], &["destination", "far"], &["key", "Order/5", "--tenant", "acme"]]
     {
-        let pause = [&["pause"], what, &["--note", "looking into it"]].concat();
+        if what[0] != "key" {
+            // Misspelled, as a rule: it is paused only if somebody insists.
+            let pause = [&["pause"], what].concat();
+            ground.refuses(&pause, 3, &[what[1], "is not known", "--unknown"]);
+        }
+        let insists: &[&str] = if what[0] == "key" { &[] } else { &["--unknown"] };
+        let pause = [&["pause"], what, insists, &["--note", "looking into it"]].concat();
         assert_eq!(ground.json(&pause), json!({ "changed": true }), "{pause:?}");
         assert_eq!(ground.json(&pause), json!({ "changed": false }), "{pause:?}");
     }
+    ground.refuses(&["pause", "relay", "r2"], 3, &["did you mean r1?"]);
+    ground.refuses(&["pause", "destination", "ouut"], 3, &["did you mean out?"]);
     let pauses = ground.json(&["status"])["pauses"].clone();
     assert_eq!(pauses.as_array().unwrap().len(), 3, "{pauses}");
     assert!(pauses[2]["note"].as_str().unwrap().contains("key Order/5 tenant=acme: looking"));
@@ -373,7 +381,7 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
     let log = relay.terminate().join("\n");
     assert!(!log.contains("s3cret") && !log.contains(TOKEN), "{log}");
     assert_eq!(ground.json(&["relays"])["relays"], json!([]));
-    ground.says(&["relays"], &["no relay has reported", "held by nobody: 0"]);
+    ground.says(&["relays"], &["no relay has reported", "owned by no relay: "]);
     without_a_relay(ground, write).await;
 }
 
@@ -500,6 +508,146 @@ fn replays(ground: &Ground, relay: &Running) {
     assert_eq!((&replay["matched"], &replay["changed"]), (&1.into(), &1.into()));
     let line: Value = serde_json::from_str(&relay.line("\"replay\":1")).unwrap();
     assert_eq!(line["aggregate_id"], "1");
+}
+
+#[test]
+fn resume_explains_itself_in_its_own_words() {
+    let help = command::succeed(&["resume", "--help"]);
+    assert!(help.contains("deliver again"), "{help}");
+    for of_pause in ["hands its work over", "its events wait"] {
+        assert!(!help.contains(of_pause), "{help}");
+    }
+}
+
+#[test]
+fn routes_that_leave_events_out_are_noted() {
+    let folder = Folder::new();
+    let check = |routes: &str| {
+        let toml =
+            format!("[outbox]\nurl = \"sqlite:a.db\"\n[destinations.a]\nurl = \"log\"\n{routes}\n");
+        std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
+        let mut command = command::command(&["config", "check"]);
+        let output = command.current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let note = check("[[routes]]\nevent_type = \"Order*\"");
+    assert!(note.contains("note: outbox outbox_event: no route takes every event"), "{note}");
+    assert_eq!(check("[[routes]]\nevent_type = \"Order*\"\n[[routes]]\nto = \"a\""), "");
+    assert_eq!(check(""), "");
+}
+
+/// What the row does not know yet, the routes of the configuration do.
+#[tokio::test]
+async fn the_doctor_finds_an_untried_events_destination_by_the_routes() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let toml = format!(
+        "[outbox]\nurl = \"{url}\"\n[destinations.gone]\nurl = \"nats://127.0.0.1:1\"\n\
+         [destinations.partner]\nurl = \"log\"\n[[routes]]\nevent_type = \"Other\"\nto = \"gone\"\n\
+         [[routes]]\nto = \"partner\"\n[admin]\nenabled = false\n[health]\nlisten = \"off\"\n"
+    );
+    std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
+    let command = |args: &[&str]| {
+        let mut command = command::command(args);
+        command.current_dir(folder.path());
+        command
+    };
+    let paused = command(&["pause", "destination", "partner"]).output().unwrap();
+    assert!(paused.status.success(), "{}", stderr(&paused));
+    let mut relay = command(&["relay"]);
+    let relay = relay.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let relay = Running::new(relay);
+    next(&relay.err, "started");
+    let pool = SqlitePool::connect(&url).await.unwrap();
+    enqueue(&pool, "outbox_event", "Invoice", 1, "acme").await;
+    pool.close().await;
+    let listed = command(&["events", "list", "--json"]).output().unwrap();
+    let listed: Value = serde_json::from_str(&stdout(&listed)).unwrap();
+    let id = listed["events"][0]["id"].as_str().unwrap().to_owned();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let asked = command(&["doctor", &id]).output().unwrap();
+        let said = stdout(&asked);
+        // Until the relay owns the shard, that is in the way.
+        if said.contains("destination partner is paused") {
+            assert!(said.contains("\n  posthaste resume destination partner\n"), "{said}");
+            assert!(!said.contains("gone"), "{said}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "{said}");
+    }
+    relay.terminate();
+}
+
+#[tokio::test]
+async fn a_pass_that_finds_its_destination_down_fails() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    command::enqueue(&url, 3).await;
+    let args = ["relay", "--once", "--url", &url, "--to", "nats://127.0.0.1:1"];
+    let output = command::posthaste(&args);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("1 destination takes nothing, 3 events are still pending"), "{said}");
+    // Nothing to deliver is no failure.
+    command::succeed(&["relay", "--once", "--url", &url, "--to", "log"]);
+    command::succeed(&args);
+}
+
+/// What stands in an event cannot write a line of its own, nor the clipboard of whoever looks at it.
+#[tokio::test]
+async fn an_event_does_not_speak_to_the_terminal() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let pool = SqlitePool::connect(&url).await.unwrap();
+    let escape = "\u{1b}]52;c;eA==\u{7}\n#2 forged\r\u{9b}31m";
+    let outbox = Outbox::new("outbox_event".parse().unwrap());
+    let event = Event::builder(format!("Type{escape}"))
+        .aggregate(format!("Order{escape}"), format!("7{escape}"))
+        .tenant(format!("acme{escape}"))
+        .header("note", escape)
+        .bytes("text/plain", escape.as_bytes().to_vec())
+        .build()
+        .unwrap();
+    let id = event.id().to_string();
+    let mut tx = outbox.begin(&pool).await.unwrap();
+    outbox.enqueue(&mut tx, event).await.unwrap();
+    tx.commit().await.unwrap();
+    pool.close().await;
+    for args in [
+        &["events", "list"][..],
+        &["events", "list", "--json"],
+        &["events", "show", &id, "--payload"],
+        &["events", "show", &id, "--payload", "--json"],
+        &["status"],
+        &["status", "--json"],
+        &["relay", "--once", "--to", "log", "--payload"],
+    ] {
+        let said = command::succeed(&[args, &["--url", &url]].concat());
+        assert!(said.contains("52;c") || args[0] == "status", "{args:?}: {said}");
+        let obeyed: Vec<char> = said.chars().filter(|c| c.is_control() && *c != '\n').collect();
+        assert!(obeyed.is_empty(), "{args:?}: {said:?}");
+        assert!(!said.lines().any(|line| line.starts_with("#2 forged")), "{args:?}: {said}");
+    }
+}
+
+/// Events behind a dead one of a parked key are new and not due.
+#[tokio::test]
+async fn a_status_tells_events_that_are_held() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let pool = SqlitePool::connect(&url).await.unwrap();
+    for of in ["Poison", "OrderPlaced", "OrderShipped"] {
+        enqueue(&pool, "outbox_event", of, 1, "acme").await;
+    }
+    pool.close().await;
+    let relay = ["relay", "--once", "--url", &url, "--to", "log", "--on-dead", "park"];
+    // A topic that only Poison lacks: it is dead at once, and parks the key.
+    command::succeed(&[&relay[..], &["--topic", "{header.none}"]].concat());
+    let status = command::succeed(&["status", "--url", &url]);
+    assert!(status.contains("of them held"), "{status}");
+    assert!(status.contains("nothing is due") && !status.contains("nothing pending"), "{status}");
 }
 
 #[test]

@@ -470,3 +470,36 @@ async fn a_step_of_housekeeping_that_fails_keeps_no_other_from_its_turn() {
     second.stop().await.unwrap();
     ground.end().await;
 }
+
+/// An account that was granted nothing learns what it lacks, from each command.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_without_rights_learns_which_it_lacks() {
+    let url = std::env::var("POSTHASTE_TEST_POSTGRES").expect("scripts/servers starts it");
+    let tables = unique("nothing");
+    let table = tables.name().to_string();
+    let role = format!("{table}_nobody");
+    command::succeed(&["migrate", "--url", &url, "--table", &table]);
+    let owner = sqlx::PgPool::connect(&url).await.unwrap();
+    let made = format!("create role {role}; grant {role} to current_user");
+    execute(&owner, made).await.unwrap();
+    let as_nobody = <Postgres as Server>::acting_as(&url, &role);
+    let run = |args: &[&str]| {
+        command::posthaste(&[args, &["--url", &as_nobody, "--table", &table]].concat())
+    };
+    for args in [&["status"][..], &["relay", "--to", "log", "--once"]] {
+        let said = stderr(&run(args));
+        for part in ["may not do this", "posthaste doctor", &format!("{table}_meta")] {
+            assert!(said.contains(part), "{args:?}: {said}");
+        }
+        assert!(!said.contains("at line"), "{said}");
+    }
+    let doctor = run(&["doctor", "--no-destinations"]);
+    let said = stdout(&doctor);
+    assert_eq!(doctor.status.code(), Some(1), "{said}");
+    assert!(said.contains("may not read the outbox's tables"), "{said}");
+    assert!(said.contains("privileges") && said.contains("grant select"), "{said}");
+    assert!(said.contains(&format!("on {table}_meta to {role}")), "{said}");
+
+    drop_outbox(&owner, &tables).await.unwrap();
+    execute(&owner, format!("drop role {role}")).await.unwrap();
+}

@@ -48,6 +48,25 @@ async fn an_outbox_on_postgres_is_migrated_relayed_and_shown() {
     drop_outbox(store.pool(), &tables).await.unwrap();
 }
 
+/// Relays and commands need sessions, which a transaction pooler has not got.
+#[test]
+fn a_transaction_pooler_is_refused_with_what_is_needed() {
+    for variable in ["POSTHASTE_TEST_PGBOUNCER", "POSTHASTE_TEST_PGBOUNCER_RESET"] {
+        let url = server(variable);
+        for args in [
+            &["status"][..],
+            &["migrate"],
+            &["doctor", "--no-destinations"],
+            &["relay", "--to", "log"],
+            &["relay", "--to", "log", "--once"],
+            &["pause", "outbox"],
+        ] {
+            let args = [args, &["--url", &url]].concat();
+            refused(&args, 1, &["transaction pooler", "direct connection", "pool_mode = session"]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_outbox_on_mariadb_is_migrated_relayed_and_shown() {
     let url = server("POSTHASTE_TEST_MARIADB").replacen("mysql:", "mariadb:", 1);
@@ -56,7 +75,7 @@ async fn an_outbox_on_mariadb_is_migrated_relayed_and_shown() {
     let place = ["--url", &url, "--table", &name];
     assert!(succeed(&[&["migrate"], &place[..]].concat()).contains("(mysql, 64 shards)"));
     assert_eq!(succeed(&[&["relay", "--to", "log", "--once"], &place[..]].concat()), "");
-    assert!(succeed(&[&["status"], &place[..]].concat()).contains("held 0, free 64"));
+    assert!(succeed(&[&["status"], &place[..]].concat()).contains("owned 0, free 64"));
 
     let store = MySqlStore::connect(&url, tables.clone(), &Options::default()).await.unwrap();
     drop_outbox(store.pool(), &tables).await.unwrap();

@@ -22,8 +22,14 @@ async function load(context) {
   const points = [...(state.points ?? []), ...fresh];
   const newest = Date.parse(points.at(-1)?.at);
   state.points = points.filter(({ at }) => Date.parse(at) >= newest - KEPT_MS);
+  // The server counts for the charts now and then, for the overview at each question: the chart's newest point
+  // says what the tiles say.
+  const last = state.points.at(-1);
+  if (last) Object.assign(last, { backlog: waiting(overview.counts), dead: overview.counts.dead });
   return overview;
 }
+
+const waiting = ({ new: fresh, sending, retry }) => fresh + sending + retry;
 
 const known = (value) => value !== null && value !== undefined;
 
@@ -40,7 +46,6 @@ const tile = (title, value, { kind = "", href, note } = {}) =>
 
 function tiles(context, { counts, oldest_pending_s, shards }) {
   const last = context.state.points.at(-1) ?? {};
-  const waiting = counts.new + counts.sending + counts.retry;
   const link = (status) => context.link("events", undefined, { status });
   return h(
     "div.tiles",
@@ -48,7 +53,7 @@ function tiles(context, { counts, oldest_pending_s, shards }) {
     tile("Delivered", known(last.delivered_per_s) ? rate(last.delivered_per_s) : "–", {
       note: known(last.delivered_per_s) ? "events a second" : "no relay runs here",
     }),
-    tile("Waiting", count(waiting, counts.estimated), {
+    tile("Waiting", count(waiting(counts), counts.estimated), {
       href: link("new"),
       note: counts.estimated ? "an estimate" : "new, sending, retry",
     }),

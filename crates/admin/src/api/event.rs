@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Changed, Nothing, ServedOutbox};
 use crate::{
     AdminOutbox,
-    auth::{Caller, must_operate},
+    auth::{Caller, must_see_payloads},
     extract::{JsonOf, PathOf},
     problem::{Answer, Problem},
 };
@@ -49,7 +49,8 @@ pub(super) async fn show(
     let id = path.id()?;
     let AdminOutbox { store, destinations, .. } = &*served.outbox;
     let record = store.event(id).await?;
-    let explanation = explain(&**store, id, destinations).await?;
+    let routes = served.outbox.routes();
+    let explanation = explain(&**store, id, destinations, routes.as_deref()).await?;
     let Some(record) = record else {
         // The doctor knows more than that it is not there: whose transaction may still hold it.
         return Err(Problem::new(StatusCode::NOT_FOUND, explanation.sentence));
@@ -65,13 +66,13 @@ pub(super) struct Payload {
     payload: String,
 }
 
-/// For operators alone: a payload may hold what a viewer must not see.
+/// For operators with a token alone: a payload may hold what others must not see.
 pub(super) async fn payload(
     served: ServedOutbox,
     caller: Caller,
     PathOf(path): PathOf<EventPath>,
 ) -> Answer<Json<Payload>> {
-    must_operate(&caller)?;
+    must_see_payloads(&caller)?;
     let record = find(&served, &path).await?;
     let Ok(envelope) = record.content else {
         return Err(Problem::not_found("a payload that can be decoded"));

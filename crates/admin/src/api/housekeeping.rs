@@ -9,16 +9,22 @@ use crate::{auth::Caller, extract::JsonOf, problem::Answer};
 /// How many events one step of a purge looks at.
 const PURGE_BATCH: usize = 500;
 
+/// Whether any relay could be told.
+#[derive(Serialize)]
+pub(super) struct Woken {
+    woken: bool,
+}
+
 /// Lets the relays look for events now.
 pub(super) async fn poll(
     ServedOutbox { outbox, .. }: ServedOutbox,
-    JsonOf(nothing): JsonOf<Nothing>,
-) -> Answer<Json<Nothing>> {
+    JsonOf(_): JsonOf<Nothing>,
+) -> Answer<Json<Woken>> {
     if let Some(relay) = &outbox.relay {
         relay.wake();
     }
-    outbox.store.notify().await?;
-    Ok(Json(nothing))
+    let told = outbox.store.notify().await?;
+    Ok(Json(Woken { woken: told || outbox.relay.is_some() }))
 }
 
 #[derive(Serialize)]

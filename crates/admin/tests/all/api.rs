@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     on_both,
-    support::{LIMIT, SECRET, Served, TestDatabase, event},
+    support::{LIMIT, OPERATOR, SECRET, Served, TestDatabase, event},
 };
 
 on_both!(
@@ -38,7 +38,10 @@ where
     served.fates().await;
     let get = async |path: &str| served.server.get(path).await.json();
 
-    assert_eq!(get("/whoami").await, json!({ "name": "local", "role": "operator" }));
+    assert_eq!(
+        get("/whoami").await,
+        json!({ "name": "local", "role": "operator", "payloads": false })
+    );
     let shards = served.store.check().await.unwrap();
     let database = served.store.database();
     let line = json!({ "name": "shop", "database": database, "shards": shards });
@@ -157,11 +160,11 @@ async fn a_payload_is_shown_as_it_was_written<DB: TestDatabase>()
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
 {
-    let served = Served::<DB>::new(false).await;
+    let served = Served::<DB>::new(true).await;
     let bytes = Event::builder("Scan").bytes("image/png", vec![0_u8, 159, 146, 150]);
     let ids = served.enqueue(vec![event("Placed", "1"), bytes.build().unwrap()]).await;
-    let payload =
-        async |id: &str| served.server.get(&format!("/outboxes/shop/events/{id}/payload")).await;
+    let path = |id: &str| format!("/outboxes/shop/events/{id}/payload");
+    let payload = async |id: &str| served.server.get_as(OPERATOR, &path(id)).await;
 
     let text = json!({ "card": SECRET }).to_string();
     assert_eq!(
@@ -383,7 +386,8 @@ where
 {
     let served = Served::<DB>::new(false).await;
     let before = served.relay.stats().polls;
-    assert_eq!(served.server.post("/outboxes/shop/poll", &json!({})).await.json(), json!({}));
+    let polled = served.server.post("/outboxes/shop/poll", &json!({})).await.json();
+    assert_eq!(polled, json!({ "woken": true }));
     asked("a poll", async || served.relay.stats().polls > before).await;
     served.end().await;
 }

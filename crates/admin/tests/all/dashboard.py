@@ -115,6 +115,23 @@ def live_numbers_move(reader):
         reader.until("latency is measured", lambda: latency().endswith((" ms", " s")))
     assert rows == reader.all(".tiles")[0], "the page was changed in place, not thrown away"
 
+    # While all waits, the tile and the chart tell the same number, at every moment.
+    both = """const tile = [...document.querySelectorAll(".tile")].find((one) => one.textContent.startsWith("Waiting"));
+        const chart = [...document.querySelectorAll(".chart")].find((one) => one.ariaLabel === "Backlog");
+        return [tile.querySelector(".tile-value").textContent, chart.querySelector(".legend strong").textContent]"""
+    reader.press("Pause")
+    reader.confirm("Pause")
+    seen = set()
+
+    def grows():
+        tile, line = reader.driver.execute_script(both)
+        assert tile == line, f"the tile says {tile}, the chart {line}"
+        seen.add(tile)
+        return len(seen) >= 4
+    reader.until("the backlog grows", grows)
+    reader.press("Resume")
+    reader.confirm("Resume")
+
     reader.visit("events")
     newest = lambda: reader.all("tbody a.row-link")[0].get_attribute("href")
     first = newest()

@@ -11,6 +11,8 @@ use crate::{
 on_both!(
     without_a_known_token_nothing_is_told,
     a_viewer_sees_no_payload_and_changes_nothing,
+    without_tokens_no_payload_is_shown,
+    without_tokens_no_proxy_gets_through,
     pages_of_other_sites_change_nothing,
     a_name_that_is_not_ours_is_refused,
     bodies_have_a_size_and_a_type,
@@ -138,7 +140,7 @@ where
 
     // What a viewer may see, it sees; the same changes under the operator's token are made and signed.
     let who = served.server.get_as(VIEWER, "/whoami").await.json();
-    assert_eq!(who, json!({ "name": "vera", "role": "viewer" }));
+    assert_eq!(who, json!({ "name": "vera", "role": "viewer", "payloads": false }));
     for (_, path, _) in requests(&dead).iter().filter(|(method, ..)| *method == "GET") {
         let reply = served.server.get_as(VIEWER, path).await;
         assert_eq!(reply.status, 200, "{path}");
@@ -209,6 +211,54 @@ where
     for host in [format!("localhost:{port}"), format!("[::1]:{port}"), "127.0.0.1".to_owned()] {
         served.server.ask("GET", "/outboxes", &[("Host", &host)], "").await.json();
     }
+    served.end().await;
+}
+
+/// Anybody on this machine may look and change, as far as a terminal there goes; payloads are not for anybody.
+async fn without_tokens_no_payload_is_shown<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [sent, ..] = served.fates().await;
+    let reply = served.server.get(&format!("/outboxes/shop/events/{sent}/payload")).await;
+    tells_nothing(&reply);
+    assert!(reply.problem(403).contains("admin.tokens"), "{reply:?}");
+    served.end().await;
+}
+
+/// A proxy on this machine would let everybody in.
+async fn without_tokens_no_proxy_gets_through<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    let [_, dead, _] = served.fates().await;
+    for (name, value) in [
+        ("Forwarded", "for=192.0.2.1"),
+        ("X-Forwarded-For", "192.0.2.1"),
+        ("x-forwarded-proto", "https"),
+        ("X-Real-IP", "192.0.2.1"),
+        ("Via", "1.1 proxy"),
+    ] {
+        let reply = served.server.ask("GET", "/outboxes", &[(name, value)], "").await;
+        tells_nothing(&reply);
+        assert!(reply.problem(403).contains("proxy"), "{name}: {reply:?}");
+        for (method, path, body) in changes(&dead) {
+            let headers = [JSON, (name, value)];
+            let reply = served.server.ask(method, &path, &headers, &body.to_string()).await;
+            assert_eq!(reply.status, 403, "{name}: {method} {path}: {reply:?}");
+        }
+        assert_eq!(served.server.ask("GET", "//", &[(name, value)], "").await.status, 403);
+    }
+    nothing_changed(&served, &dead).await;
+    served.end().await;
+
+    // With tokens a proxy is as good as anybody.
+    let served = Served::<DB>::new(true).await;
+    let bearer = format!("Bearer {VIEWER}");
+    let headers = [("X-Forwarded-For", "192.0.2.1"), ("Authorization", bearer.as_str())];
+    served.server.ask("GET", "/outboxes", &headers, "").await.json();
     served.end().await;
 }
 

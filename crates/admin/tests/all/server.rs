@@ -155,6 +155,56 @@ async fn health_is_told_to_everybody_in_a_word() {
     served.end().await;
 }
 
+/// Whoever may ask may not stay: the places are for probes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_for_health_answers_once_and_ends() {
+    let served = Served::<Sqlite>::new(true).await;
+    let probed = Probed::start(served.outbox()).await;
+    let mut silent = TcpStream::connect(probed.address).await.unwrap();
+    let mut asking = TcpStream::connect(probed.address).await.unwrap();
+    asking.write_all(b"GET /livez HTTP/1.1\r\nHost: probe\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    // It ends although nobody asked for that, and before the next question could be put.
+    tokio::time::timeout(LIMIT, asking.read_to_end(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{answer:?}");
+    let closed = tokio::time::timeout(Duration::from_secs(9), silent.read_u8()).await;
+    closed.expect("a connection that says nothing is closed").unwrap_err();
+    probed.stop().await;
+    served.end().await;
+}
+
+#[tokio::test]
+async fn one_peer_cannot_take_all_places() {
+    let server =
+        Server::start(Vec::new(), AdminConfig { listen: loopback(), ..AdminConfig::default() })
+            .await;
+    let request = b"GET /api/v1/whoami HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(request).await.unwrap();
+        let mut first = [0; 15];
+        stream.read_exact(&mut first).await.unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200 OK");
+        open.push(stream);
+    }
+    // One more is closed at once; it may be before the question was sent.
+    let mut more = TcpStream::connect(server.address).await.unwrap();
+    let _ = more.write_all(request).await;
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(LIMIT, more.read_to_end(&mut answer)).await.unwrap();
+    assert_eq!(answer, b"");
+    open.pop();
+    asked("a place that has become free", async || {
+        let Ok(mut stream) = TcpStream::connect(server.address).await else { return false };
+        let mut first = [0; 15];
+        stream.write_all(request).await.is_ok() && stream.read_exact(&mut first).await.is_ok()
+    })
+    .await;
+    drop(open);
+    server.stop().await;
+}
+
 /// Half of a change, and an audit entry without an end, would be the worst of both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_goes_on_when_whoever_asked_has_gone() {

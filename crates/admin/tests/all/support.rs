@@ -174,6 +174,7 @@ fn outbox(store: &Arc<dyn Store>, relay: &Arc<Relay>) -> AdminOutbox {
         store: Arc::clone(store),
         relay: Some(Arc::clone(relay)),
         destinations: vec!["memory".to_owned()],
+        routes: None,
         retention: Retention { sent: Duration::ZERO, dead: None },
     }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     args::OutboxArgs,
-    config::{DestinationSettings, Settings},
+    config::{DestinationSettings, OutboxSettings, Settings},
     database, destination, logging,
     output::{self, counted, painted, print},
 };
@@ -50,15 +50,21 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<()> {
     database::refuse_missing_file(outbox.url.expose())?;
     let store = database::connect(&outbox).await?;
     match args.id {
-        Some(id) => event(&*store, id, &settings, args.json).await,
+        Some(id) => event(&*store, id, &settings, &outbox, args.json).await,
         None => installation(&*store, &settings, &outbox.relay, &args).await,
     }
 }
 
-async fn event(store: &dyn Store, id: Uuid, settings: &Settings, json: bool) -> Result<()> {
+async fn event(
+    store: &dyn Store,
+    id: Uuid,
+    settings: &Settings,
+    outbox: &OutboxSettings,
+    json: bool,
+) -> Result<()> {
     store.check().await?;
-    let names = settings.destinations.iter().filter_map(|one| one.name.clone());
-    let explanation = explain(store, id, &names.collect::<Vec<_>>()).await?;
+    let (names, routes) = (settings.destination_names(), settings.known_routes(outbox));
+    let explanation = explain(store, id, &names, routes.as_ref()).await?;
     if json {
         print(&output::json(&explanation)?)?;
     } else {
@@ -89,7 +95,8 @@ async fn installation(
         }
         if let Err(unread) = settings.refuse(&["destinations", "routes"]) {
             let text = format!("not all were looked at: {unread}");
-            findings.push(Finding::new("destinations", Level::Note, text));
+            let note = Finding::new("destinations", Level::Note, text);
+            findings.push(note.mended_by("posthaste config check"));
         }
     }
     let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
@@ -97,7 +104,7 @@ async fn installation(
         print(&output::json(&json!({ "findings": findings }))?)?;
     } else {
         for finding in &findings {
-            print(&line(finding))?;
+            output::print_as_is(&line(finding))?;
         }
     }
     match problems {
@@ -125,7 +132,8 @@ async fn destination(settings: &DestinationSettings) -> Finding {
             "destinations",
             Level::Problem,
             format!("{name} cannot be reached: {error}"),
-        ),
+        )
+        .mended_by(format!("posthaste check-destination URL, with the URL of {name}")),
     }
 }
 
@@ -138,5 +146,5 @@ fn line(finding: &Finding) -> String {
         Level::Problem => ("problem", 31),
     };
     let mend = mend.as_ref().map(|mend| format!("         {mend}\n")).unwrap_or_default();
-    format!("{} {check}: {text}\n{mend}", painted(word, colour))
+    format!("{} {}", painted(word, colour), output::page(&format!("{check}: {text}\n{mend}")))
 }

@@ -2,7 +2,10 @@
 
 use comfy_table::Table;
 use jiff::Timestamp;
-use posthaste::store::{Attempt, EventRecord};
+use posthaste::{
+    store::{Attempt, EventRecord},
+    transports::log::visible,
+};
 
 use crate::output::table;
 
@@ -40,7 +43,9 @@ fn cells(record: &EventRecord) -> [String; 8] {
             let tenant = event.tenant().unwrap_or_default().to_owned();
             let created = format!("{:.0}", envelope.created_at);
             let of = event.event_type().to_owned();
+            // One line an event: a line break in a name begins none.
             [sequence, status, of, aggregate.unwrap_or_default(), tenant, created, id, error]
+                .map(|cell| visible(&cell).into_owned())
         }
         Err(why) => {
             let nothing = String::new;

@@ -1,4 +1,4 @@
-//! `posthaste relays`: who holds which shards.
+//! `posthaste relays`: who owns which shards.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     output::{self, print, table},
 };
 
-/// Show the relays of an outbox and which shards each holds.
+/// Show the relays of an outbox and which shards each owns.
 #[derive(Args)]
 pub(crate) struct RelaysArgs {
     /// One JSON object instead of tables
@@ -34,9 +34,9 @@ pub(crate) async fn run(args: RelaysArgs) -> Result<()> {
         return print(&output::json(&json!({ "relays": lines, "shards": shards }))?);
     }
     let mut relays =
-        table(["relay", "alive", "ordering", "version", "since", "heartbeat", "shards"]);
+        table(["relay", "alive", "ordering", "version", "since", "heartbeat", "shards", "numbers"]);
     for relay in &lines {
-        let held = shards.iter().filter(|shard| shard.locked_by.as_ref() == Some(&relay.owner));
+        let owned = shards.iter().filter(|shard| shard.locked_by.as_ref() == Some(&relay.owner));
         let age = Duration::try_from_secs_f64(relay.heartbeat_age_s).unwrap_or_default();
         relays.add_row([
             relay.name.clone(),
@@ -45,19 +45,27 @@ pub(crate) async fn run(args: RelaysArgs) -> Result<()> {
             relay.version.clone(),
             format!("{:.0}", relay.started_at),
             format!("{} ago", duration::age(age)),
-            ranges(held.map(|shard| shard.shard)),
+            relay.shards.to_string(),
+            ranges(owned.map(|shard| shard.shard)),
         ]);
     }
-    let free = ranges(shards.iter().filter(|s| s.locked_by.is_none()).map(|shard| shard.shard));
+    output::align_right(&mut relays, 6);
+    let free: Vec<u16> =
+        shards.iter().filter(|s| s.locked_by.is_none()).map(|shard| shard.shard).collect();
     let reported = match lines.as_slice() {
         [] => "no relay has reported".to_owned(),
         _ => relays.to_string(),
     };
-    let free = match free.as_str() {
-        "-" => String::new(),
-        free => format!("held by nobody: {free}\n"),
-    };
-    print(&format!("{reported}\n{free}"))
+    print(&format!("{reported}\n{}", unowned(&free)))
+}
+
+/// How many shards have no owner, and which: a number alone could be either.
+fn unowned(free: &[u16]) -> String {
+    if free.is_empty() {
+        return String::new();
+    }
+    let shards = output::counted(free.len() as u64, "shard", "shards");
+    format!("owned by no relay: {shards} (number {})\n", ranges(free.iter().copied()))
 }
 
 /// `0-15, 40`.
@@ -83,6 +91,13 @@ fn ranges(shards: impl Iterator<Item = u16>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shards_without_an_owner_are_counted_and_named() {
+        assert_eq!(unowned(&[0]), "owned by no relay: 1 shard (number 0)\n");
+        assert_eq!(unowned(&[0, 1, 5]), "owned by no relay: 3 shards (number 0-1, 5)\n");
+        assert_eq!(unowned(&[]), "");
+    }
 
     #[test]
     fn neighbours_are_one_range() {

@@ -54,6 +54,9 @@ async fn check(settings: &Settings) -> Result<()> {
         .as_ref()
         .map_or_else(|| "the environment".to_owned(), |file| file.display().to_string());
     if problems.is_empty() {
+        for note in crate::relay::build_notes(settings) {
+            eprintln!("note: {note}");
+        }
         let outboxes: Vec<&str> = settings.outboxes.iter().map(|o| o.name.as_str()).collect();
         return print(&format!(
             "{place} is well: {} to {}\n",

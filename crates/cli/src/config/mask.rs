@@ -2,44 +2,78 @@
 
 const STARS: &str = "***";
 
-/// Parameters of a URL whose values are no secret.
-const PLAIN: [&str; 13] = [
+/// Parameters of a URL whose values are no secret. Neither are those that end in `_env` or `_file`: they name
+/// a place.
+const PLAIN: [&str; 34] = [
     "mode",
     "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-ca",
+    "application_name",
+    "charset",
+    "host",
+    "port",
+    "dbname",
+    "user",
     "name",
     "format",
+    "connect_timeout",
+    "publish_timeout",
     "stream",
+    "create_stream",
+    "subjects",
+    "batched",
+    "sasl",
+    "compression",
     "exchange",
     "declare",
     "qos",
+    "retain",
+    "message_expiry",
+    "require_subscriber",
     "client_id",
     "cluster",
     "max_len",
     "max_message",
     "replicas",
+    "allow_private",
+    "proxy",
 ];
+
+/// What stands before the name of a parameter of ours in a webhook's URL; all others are the receiver's.
+const OWN: &str = "posthaste.";
 
 /// A URL without passwords, user-defined parameters and, of a webhook, without its path.
 pub(crate) fn masked(text: &str) -> String {
     if matches!(text, "log") {
         return text.to_owned();
     }
-    let (address, parameters) = match text.split_once('?') {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let is_file = text.starts_with("sqlite:");
+        let (address, parameters) = split(text);
+        return if is_file { with(address.to_owned(), "", parameters) } else { STARS.to_owned() };
+    };
+    let (address, parameters) = split(rest);
+    // A question mark that nobody encoded may stand in the password: then all up to the last `@` is secret.
+    if parameters.is_some_and(|parameters| parameters.contains('@')) {
+        return format!("{scheme}://{STARS}");
+    }
+    with(format!("{scheme}://{}", without_password(scheme, address)), scheme, parameters)
+}
+
+fn split(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('?') {
         Some((address, parameters)) => (address, Some(parameters)),
         None => (text, None),
-    };
-    let shown = match address.split_once("://") {
-        Some((scheme, rest)) => format!("{scheme}://{}", without_password(scheme, rest)),
-        None if address.starts_with("sqlite:") => address.to_owned(),
-        None => return STARS.to_owned(),
-    };
-    match parameters {
-        None => shown,
-        Some(parameters) => {
-            let parameters: Vec<String> = parameters.split('&').map(parameter).collect();
-            format!("{shown}?{}", parameters.join("&"))
-        }
     }
+}
+
+fn with(shown: String, scheme: &str, parameters: Option<&str>) -> String {
+    let Some(parameters) = parameters else { return shown };
+    let parameters: Vec<String> =
+        parameters.split('&').map(|pair| parameter(pair, scheme.starts_with("http"))).collect();
+    format!("{shown}?{}", parameters.join("&"))
 }
 
 fn without_password(scheme: &str, rest: &str) -> String {
@@ -69,13 +103,18 @@ fn without_password(scheme: &str, rest: &str) -> String {
     format!("{login}{host}{path}")
 }
 
-fn parameter(pair: &str) -> String {
-    match pair.split_once('=') {
-        Some((name, _)) if !PLAIN.contains(&name) => format!("{name}={STARS}"),
-        Some(_) => pair.to_owned(),
-        // The rest of something that was not encoded.
-        None => STARS.to_owned(),
+/// `theirs`: it stands in a webhook's URL, where the receiver's parameters can be secrets by their names alone.
+fn parameter(pair: &str, theirs: bool) -> String {
+    let Some((name, value)) = pair.split_once('=') else {
+        return STARS.to_owned();
+    };
+    let ours = name.strip_prefix(OWN);
+    if theirs && ours.is_none() {
+        return STARS.to_owned();
     }
+    let bare = ours.unwrap_or(name);
+    let plain = PLAIN.contains(&bare) || bare.ends_with("_env") || bare.ends_with("_file");
+    format!("{name}={}", if plain { value } else { STARS })
 }
 
 #[cfg(test)]
@@ -93,7 +132,22 @@ mod tests {
             ("nats://token@h?password=x&name=n", "nats://***@h?password=***&name=n"),
             ("https://hooks.example/T0/B0/x", "https://hooks.example/***"),
             ("sqlite:app.db?mode=rwc", "sqlite:app.db?mode=rwc"),
-            ("nats://to?hush@h", "nats://to?***"),
+            ("nats://to?hush@h", "nats://***"),
+            ("postgres://u:pa?ss@h/db", "postgres://***"),
+            ("postgres://u:p?s@s?t@h/db?sslmode=require", "postgres://***"),
+            ("nats://h:4222?token=a@b", "nats://***"),
+            ("nats://h?s3cret", "nats://h?***"),
+            ("https://hooks.example/x?SECRET", "https://hooks.example/***?***"),
+            ("https://h/x?key=s3cret&name=s3cret", "https://h/***?***&***"),
+            (
+                "https://h/x?posthaste.allow_private=true&posthaste.token=s3cret",
+                "https://h/***?posthaste.allow_private=true&posthaste.token=***",
+            ),
+            (
+                "kafka://h?password_file=/run/secrets/k&max_message=5&sasl=plain",
+                "kafka://h?password_file=/run/secrets/k&max_message=5&sasl=plain",
+            ),
+            ("sqlite:app.db?key=s3cret", "sqlite:app.db?key=***"),
             ("a plain token", "***"),
             ("log", "log"),
         ] {

@@ -27,7 +27,10 @@ mod command;
 
 use std::path::{Path, PathBuf};
 
-use posthaste::{Error, Result, relay::Config};
+use posthaste::{
+    Error, Result,
+    relay::{Config, Routes},
+};
 
 pub(crate) use self::{
     command::{ConfigArgs, InitArgs, config, init},
@@ -35,7 +38,10 @@ pub(crate) use self::{
     reader::{Flag, Shown},
     serving::{AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings},
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
+    unknown::nearest,
 };
+use crate::destination;
+
 use self::{
     file::File,
     reader::{Problem, Reader},
@@ -47,6 +53,8 @@ const FILE: &str = "posthaste.toml";
 /// All settings, and what is wrong with them.
 pub(crate) struct Settings {
     pub(crate) outboxes: Vec<OutboxSettings>,
+    /// The names of all outboxes of the configuration, also when `outboxes` holds a chosen one only.
+    pub(crate) outbox_names: Vec<String>,
     pub(crate) destinations: Vec<DestinationSettings>,
     pub(crate) routes: Vec<RouteSettings>,
     pub(crate) log: LogSettings,
@@ -102,6 +110,7 @@ impl Settings {
         let shown = std::mem::take(&mut reader.shown);
         let problems = std::mem::take(&mut reader.problems);
         Self {
+            outbox_names: outboxes.iter().map(|outbox| outbox.name.clone()).collect(),
             outboxes,
             destinations,
             routes,
@@ -113,6 +122,24 @@ impl Settings {
             problems,
             file: None,
         }
+    }
+
+    /// The names of the destinations. One that only has a URL is called as that says.
+    pub(crate) fn destination_names(&self) -> Vec<String> {
+        let name = |one: &DestinationSettings| {
+            let by_url = || Some(destination::configured(one).ok()?.name().to_owned());
+            one.name.clone().or_else(by_url)
+        };
+        self.destinations.iter().filter_map(name).collect()
+    }
+
+    /// The routes of this outbox; `None` where the configuration has no destination, or something is wrong
+    /// with those or with the routes: looking at an outbox does not take them.
+    pub(crate) fn known_routes(&self, outbox: &OutboxSettings) -> Option<Routes> {
+        self.refuse(&["destinations", "routes"]).ok()?;
+        let names = self.destination_names();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        Some(crate::relay::routes(self, outbox, &names).ok()?.1)
     }
 
     /// All that is wrong, in sentences.

@@ -58,14 +58,15 @@ pub(crate) struct AdminSettings {
     /// `None`: nowhere.
     pub(crate) listen: Option<Listen>,
     pub(crate) tls: Option<Tls>,
+    pub(crate) plain_http: bool,
     pub(crate) tokens: Vec<Token>,
 }
 
 impl AdminSettings {
     /// As the server is told; `None` when it is not to serve.
     pub(crate) fn config(&self, metrics: Option<PrometheusHandle>) -> Option<AdminConfig> {
-        let Self { listen, tls, tokens } = self.clone();
-        Some(AdminConfig { listen: listen?.address, tokens, tls, metrics })
+        let Self { listen, tls, plain_http, tokens } = self.clone();
+        Some(AdminConfig { listen: listen?.address, tokens, tls, plain_http, metrics })
     }
 }
 
@@ -151,9 +152,10 @@ pub(super) fn admin(reader: &mut Reader) -> AdminSettings {
         let text = "admin.tls_cert and admin.tls_key belong together; one of them is not set";
         admin.problem("tls_cert", text.to_owned());
     }
+    let plain_http = admin.yes_or_no("plain_http", false);
     let tokens = tokens(reader);
     let tls = cert.zip(key).map(|(cert, key)| Tls { cert: cert.into(), key: key.into() });
-    let settings = AdminSettings { listen, tls, tokens };
+    let settings = AdminSettings { listen, tls, plain_http, tokens };
     if let Some(Err(error)) = settings.config(None).map(|config| config.check()) {
         reader.problem("admin", error.to_string());
     }

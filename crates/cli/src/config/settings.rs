@@ -15,7 +15,7 @@ use crate::destination::LogFormat;
 pub(crate) struct OutboxSettings {
     pub(crate) name: String,
     pub(crate) url: Secret,
-    /// A direct connection for LISTEN when `url` goes through a pooler.
+    /// Another connection for LISTEN, where `url` leads through a proxy that passes no notifications on.
     pub(crate) listen_url: Option<Secret>,
     pub(crate) table: TableName,
     pub(crate) relay: Config,
@@ -204,30 +204,15 @@ pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {
     }
     let mut destinations = Vec::new();
     for name in names {
-        refuse_name(reader, "destinations", &name);
-        let path = format!("destinations.{name}");
-        let mut section = reader.section(&path);
-        let url = section.secret("url");
-        let rate = section.maybe_number("rate");
-        let concurrency = section.maybe_number("concurrency");
-        let payload_limit = section.maybe_size("payload_limit");
-        let format =
-            section.choice("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)]);
-        let payload = section.yes_or_no("payload", false);
-        let Some((url, _)) = url else {
-            let text = format!("{path}.url is not set; use log, or a URL such as nats://host:4222");
-            reader.problem(&path, text);
-            continue;
-        };
         let by_flag = given.as_ref() == Some(&name);
-        let name = (!by_flag).then_some(name);
-        let settings =
-            DestinationSettings { name, url, rate, concurrency, payload_limit, format, payload };
-        if by_flag {
-            // The only one then, whatever the file has.
-            return vec![settings];
+        let problems = reader.problems.len();
+        let settings = destination(reader, name, by_flag);
+        if given.is_some() && !by_flag {
+            // Read, so that its keys are known, and not used: what is wrong with it is no matter.
+            reader.problems.truncate(problems);
+        } else {
+            destinations.extend(settings);
         }
-        destinations.push(settings);
     }
     if destinations.is_empty() {
         let text = "there is no destination; give --to, POSTHASTE_TO, or [destinations.NAME] in \
@@ -235,6 +220,26 @@ pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {
         reader.problem("destinations", text.to_owned());
     }
     destinations
+}
+
+/// `by_flag`: a flag or `POSTHASTE_TO` names it, and it is called as its URL says.
+fn destination(reader: &mut Reader, name: String, by_flag: bool) -> Option<DestinationSettings> {
+    refuse_name(reader, "destinations", &name);
+    let path = format!("destinations.{name}");
+    let mut section = reader.section(&path);
+    let url = section.secret("url");
+    let rate = section.maybe_number("rate");
+    let concurrency = section.maybe_number("concurrency");
+    let payload_limit = section.maybe_size("payload_limit");
+    let format = section.choice("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)]);
+    let payload = section.yes_or_no("payload", false);
+    let Some((url, _)) = url else {
+        let text = format!("{path}.url is not set; use log, or a URL such as nats://host:4222");
+        reader.problem(&path, text);
+        return None;
+    };
+    let name = (!by_flag).then_some(name);
+    Some(DestinationSettings { name, url, rate, concurrency, payload_limit, format, payload })
 }
 
 pub(super) fn routes(reader: &mut Reader) -> Vec<RouteSettings> {

@@ -214,6 +214,10 @@ fn what_is_wrong_is_named_with_its_key_its_place_and_what_is_accepted() {
             &["\"a\" has fewer than 16 characters"],
         ),
         (
+            "[admin]\nlisten = \"0.0.0.0:80\"\ntokens = [{ name = \"a\", token = \"0123456789s3cret\" }]",
+            &["plain HTTP", "admin.tls_cert", "admin.plain_http"],
+        ),
+        (
             "[admin]\ntokens = [{ name = \"a\", role = \"root\", token = \"s3cret\" }]",
             &["viewer or operator"],
         ),
@@ -254,4 +258,20 @@ fn looking_at_an_outbox_does_not_take_the_brokers_password() {
     assert!(settings.refuse(&["outbox", "destinations"]).is_err());
     let misspelled = read(&format!("{toml}[relay]\nlaese = 1\n"), &[], Vec::new());
     assert!(misspelled.refuse(&["outbox"]).is_err());
+}
+
+#[test]
+fn a_destination_by_flag_is_the_only_one_and_those_of_the_file_stay_known() {
+    let toml = "[outbox]\nurl = \"sqlite:a.db\"\n[destinations.log]\nurl = \"log\"\n\
+                [destinations.partner]\nurl = \"nats://${NO_SUCH}@h\"\nrate = 5\n";
+    let to = |url: &str| Flag::destination(url.to_owned(), Origin::Flag("--to"));
+    for url in ["log", "nats://other"] {
+        let settings = read(toml, &[], vec![to(url)]);
+        assert_eq!(settings.problems(), [""; 0], "{url}");
+        assert_eq!(settings.destinations.len(), 1, "{url}");
+        assert_eq!(settings.destinations[0].url.expose(), url);
+    }
+    let misspelled = format!("{toml}rat = 1\n");
+    let problems = read(&misspelled, &[], vec![to("log")]).problems();
+    assert!(problems[0].contains("did you mean destinations.partner.rate?"), "{problems:?}");
 }

@@ -77,7 +77,8 @@ fn hint(reader: &Reader, key: &str) -> String {
     format!("there are {}", there.join(", "))
 }
 
-fn nearest<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+/// The known word that a misspelled one is most like, if one is like it.
+pub(crate) fn nearest<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     known
         .map(|known| (strsim::damerau_levenshtein(key, known), known))
         .filter(|(distance, known)| *distance <= 3 && *distance * 3 <= known.len())

@@ -105,8 +105,8 @@ impl Ledger {
         books.finish(order);
     }
 
-    /// The destination accepted an event that had reached it at `arrived`.
-    pub(super) fn delivered(&self, order: i64, id: Uuid, arrived: u64) {
+    /// The destination accepted an event, so long after its insert.
+    pub(super) fn delivered(&self, order: i64, id: Uuid, latency: Duration) {
         let now = self.now();
         let mut books = self.books();
         let Some(known) = books.orders.get_mut(&order) else {
@@ -119,14 +119,7 @@ impl Ledger {
         if repeat {
             return;
         }
-        let acknowledged = known
-            .committed
-            .iter()
-            .find(|event| event.id == id)
-            .and_then(|event| event.acknowledged);
-        if let Some(acknowledged) = acknowledged {
-            books.latencies.add(Duration::from_nanos(arrived.saturating_sub(acknowledged)));
-        }
+        books.latencies.add(latency);
         books.running.delivered += 1;
         books.finish(order);
     }
@@ -204,7 +197,7 @@ mod tests {
     fn verdict_after(deliveries: &[u128]) -> Verdict {
         let ledger = ledger();
         for n in deliveries {
-            ledger.delivered(1, id(*n), 0);
+            ledger.delivered(1, id(*n), Duration::ZERO);
         }
         ledger.close().0
     }
@@ -227,10 +220,10 @@ mod tests {
     #[test]
     fn a_dead_event_is_not_lost() {
         let ledger = ledger();
-        ledger.delivered(1, id(1), 0);
+        ledger.delivered(1, id(1), Duration::ZERO);
         ledger.dead(1, id(2));
         ledger.dead(1, id(2));
-        ledger.delivered(1, id(3), 0);
+        ledger.delivered(1, id(3), Duration::ZERO);
         assert_eq!(ledger.books().finished.len(), 1, "it is finished once");
         let verdict = ledger.close().0;
         assert_eq!((verdict.committed, verdict.delivered, verdict.lost), (3, 2, 0));
@@ -244,10 +237,10 @@ mod tests {
             ledger.order(order);
             ledger.committed(order, id(order as u128), ledger.now());
             ledger.over(order);
-            ledger.delivered(order, id(order as u128), 0);
+            ledger.delivered(order, id(order as u128), Duration::ZERO);
         }
         assert!(ledger.books().orders.len() < KEPT + CHECKED_AT_ONCE);
-        ledger.delivered(0, id(0), 0);
+        ledger.delivered(0, id(0), Duration::ZERO);
         let verdict = ledger.close().0;
         assert_eq!((verdict.committed, verdict.delivered), (orders as usize, orders as usize));
         assert_eq!((verdict.duplicates, verdict.lost, verdict.made_up), (1, 0, 0));

@@ -135,9 +135,10 @@ impl Demo {
             store: Arc::clone(&self.store),
             relay: Some(Arc::clone(relay)),
             destinations: vec!["demo".to_owned()],
+            routes: None,
             retention: RETENTION,
         };
-        let settings = AdminSettings { listen, tls: None, tokens: Vec::new() };
+        let settings = AdminSettings { listen, tls: None, plain_http: false, tokens: Vec::new() };
         match serving.admin(&settings, metrics, vec![outbox]).await? {
             Some(url) => print(&format!("dashboard: {url}\n")),
             None => Ok(()),

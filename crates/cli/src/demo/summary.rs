@@ -32,7 +32,7 @@ impl fmt::Display for Summary {
         row("orders", number(running.orders), "each a key with its own order of events")?;
         row("committed", count(verdict.committed), "events, each in its order's transaction")?;
         row("delivered", count(verdict.delivered), &self.rate())?;
-        row("latency p50", millis(self.latency.quantile(0.5)), "from commit to destination")?;
+        row("latency p50", millis(self.latency.quantile(0.5)), "from insert to acknowledgement")?;
         row("latency p99", millis(self.latency.quantile(0.99)), "with the waits of retries")?;
         row("retries", number(self.retries), "failed attempts that were repeated")?;
         if self.pending > 0 {

@@ -34,36 +34,46 @@ pub(super) fn destinations(settings: &Settings) -> Result<Vec<Destination>> {
     Ok(destinations)
 }
 
-/// The destinations and routes of one outbox. Without routes everything goes to the only
-/// destination.
+/// The destinations and routes of one outbox.
 pub(super) fn routing(
     settings: &Settings,
     outbox: &OutboxSettings,
     destinations: &[Destination],
 ) -> Result<(Vec<Destination>, Routes)> {
+    let names: Vec<&str> = destinations.iter().map(Destination::name).collect();
+    let (used, routes) = routes(settings, outbox, &names)?;
+    Ok((used.into_iter().map(|index| destinations[index].clone()).collect(), routes))
+}
+
+/// The routes of one outbox to destinations of these names, and which of them it uses. Without routes
+/// everything goes to the only destination.
+pub(crate) fn routes(
+    settings: &Settings,
+    outbox: &OutboxSettings,
+    names: &[&str],
+) -> Result<(Vec<usize>, Routes)> {
     let all = [RouteSettings::everything()];
     let configured = if settings.routes.is_empty() { &all[..] } else { settings.routes.as_slice() };
     let mut routes = Routes::new();
-    let mut used: Vec<Destination> = Vec::new();
+    let mut used = Vec::new();
     let mut count = 0;
     for (number, route) in (1..).zip(configured) {
         if let Some(other) = &route.outbox
-            && !settings.outboxes.iter().any(|outbox| outbox.name == *other)
+            && !settings.outbox_names.contains(other)
         {
-            let names: Vec<&str> = settings.outboxes.iter().map(|o| o.name.as_str()).collect();
             return Err(Error::invalid(format!(
                 "routes[{number}].outbox {other:?} is no outbox; there are {}",
-                names.join(", ")
+                settings.outbox_names.join(", ")
             )));
         }
         if route.outbox.as_ref().is_some_and(|name| *name != outbox.name) {
             continue;
         }
-        let destination = destination_of(number, route, destinations)?;
-        routes = routes.route(built(number, route, destination.name())?);
+        let destination = destination_of(number, route, names)?;
+        routes = routes.route(built(number, route, names[destination])?);
         count += 1;
-        if !used.iter().any(|used| used.name() == destination.name()) {
-            used.push(destination.clone());
+        if !used.contains(&destination) {
+            used.push(destination);
         }
     }
     if count == 0 {
@@ -75,20 +85,16 @@ pub(super) fn routing(
     Ok((used, routes))
 }
 
-fn destination_of<'d>(
-    number: usize,
-    route: &RouteSettings,
-    destinations: &'d [Destination],
-) -> Result<&'d Destination> {
-    let names: Vec<&str> = destinations.iter().map(Destination::name).collect();
-    match (&route.to, destinations) {
-        (Some(to), _) => destinations.iter().find(|d| d.name() == to).ok_or_else(|| {
+/// The place of the route's destination among these names.
+fn destination_of(number: usize, route: &RouteSettings, names: &[&str]) -> Result<usize> {
+    match (&route.to, names) {
+        (Some(to), _) => names.iter().position(|name| name == to).ok_or_else(|| {
             Error::invalid(format!(
                 "routes[{number}].to {to:?} is no destination; there are {}",
                 names.join(", ")
             ))
         }),
-        (None, [only]) => Ok(only),
+        (None, [_]) => Ok(0),
         (None, _) => Err(Error::invalid(format!(
             "there are several destinations ({}); say with [[routes]] which events go to which",
             names.join(", ")
@@ -119,6 +125,23 @@ fn built(number: usize, settings: &RouteSettings, to: &str) -> Result<Route> {
         }
         _ => Err(Error::invalid(format!("routes[{number}].topic is empty"))),
     }
+}
+
+/// What an operator should know of settings that work: which outboxes have no route that takes every event.
+pub(crate) fn build_notes(settings: &Settings) -> Vec<String> {
+    let names = settings.destination_names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let note = |outbox: &OutboxSettings| {
+        let (_, routes) = routes(settings, outbox, &names).ok()?;
+        (!routes.takes_every_event()).then(|| {
+            format!(
+                "outbox {}: no route takes every event; an event that none matches is dead at once \
+                 (a last route with only `to` takes the rest)",
+                outbox.name
+            )
+        })
+    };
+    settings.outboxes.iter().filter_map(note).collect()
 }
 
 /// What a relay would refuse of these settings, without a database: on one in memory, which it is

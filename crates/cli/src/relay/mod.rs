@@ -8,18 +8,19 @@ use std::{sync::Arc, time::Duration};
 
 use clap::Args;
 use posthaste::{
-    Result,
+    Error, ErrorKind, Result,
     relay::{Relay, Stats},
     store::{Counts, Store},
 };
 use posthaste_admin::AdminOutbox;
 
-pub(crate) use self::build::build_problems;
+pub(crate) use self::build::{build_notes, build_problems, routes};
 use self::flags::RelayFlags;
 use crate::{
     args::OutboxArgs,
     config::{OutboxSettings, Settings},
     database, logging,
+    output::counted,
     serve::Serving,
     stop::StopSignal,
 };
@@ -38,7 +39,7 @@ pub(crate) struct RelayArgs {
     #[command(flatten)]
     flags: RelayFlags,
 
-    /// Deliver what is due now, then end
+    /// Deliver what is due now, then end; a destination that takes nothing is a failure
     #[arg(long)]
     once: bool,
 }
@@ -70,6 +71,8 @@ impl Running {
             store: Arc::clone(&store),
             relay: Some(Arc::clone(&relay)),
             destinations,
+            // The relay knows them.
+            routes: None,
             retention: outbox.retention,
         };
         Self { served, label, store, relay }
@@ -124,6 +127,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<()> {
 
 async fn one_pass(running: &[Running]) -> Result<()> {
     let mut signal = StopSignal::new()?;
+    let mut stuck = Vec::new();
     for Running { label, store, relay, .. } in running {
         let mut pass = std::pin::pin!(relay.relay_once());
         let stats = tokio::select! {
@@ -143,8 +147,17 @@ async fn one_pass(running: &[Running]) -> Result<()> {
         if pending > 0 && held > 0 {
             eprintln!("{label}{held} shards are held by other relays, which deliver their events");
         }
+        if pending > 0 && stats.breakers_open > 0 {
+            let destinations =
+                counted(u64::from(stats.breakers_open), "destination takes", "destinations take");
+            let events = counted(pending, "event is", "events are");
+            stuck.push(format!("{label}{destinations} nothing, {events} still pending"));
+        }
     }
-    Ok(())
+    if stuck.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Unavailable, stuck.join("; ")))
 }
 
 async fn until_stopped(running: &[Running], signal: &mut StopSignal) -> Result<()> {

@@ -83,7 +83,7 @@ fn hands(relays: &[RelayRecord], alive: &[&RelayRecord]) -> Finding {
             "alive: {names}; they are of different versions ({} and {})",
             first.version, other.version
         );
-        return Finding::new("relays", Level::Note, text);
+        return Finding::new("relays", Level::Note, text).mended_by("posthaste relays");
     }
     Finding::ok("relays", format!("alive: {names}"))
 }
@@ -140,7 +140,9 @@ fn destinations(alive: &[&RelayRecord], now: Timestamp) -> Vec<Finding> {
                 since(breaker.since, now),
                 breaker.error
             );
-            Finding::new("destinations", Level::Problem, text)
+            let mend =
+                format!("posthaste check-destination URL, with the URL of {}", breaker.destination);
+            Finding::new("destinations", Level::Problem, text).mended_by(mend)
         })
         .collect();
     if open.is_empty() {

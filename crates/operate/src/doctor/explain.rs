@@ -7,6 +7,7 @@ use posthaste_core::{
     Result, Status,
     store::{EventRecord, OpenTransaction, Store, Wait},
 };
+use posthaste_relay::Routes;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -47,7 +48,7 @@ pub enum Cause {
     Paused,
     /// Nobody holds its shard.
     ShardUnowned,
-    /// It was given up on because no route matched it.
+    /// No route matches it: it was given up on, or will be as soon as a relay reads it.
     NoRoute,
     /// No relay is alive.
     NoRelay,
@@ -62,7 +63,7 @@ pub struct Explanation {
     pub cause: Cause,
     /// Why, in sentences.
     pub sentence: String,
-    /// The command that mends it; `None` where there is nothing to do, or nothing to be done.
+    /// The command that mends it, or that shows more; `None` for an event that was delivered.
     pub mend: Option<String>,
 }
 
@@ -76,6 +77,14 @@ impl Explanation {
         self
     }
 
+    /// Where nothing else is to be done, the command that shows the event with all its failures.
+    fn or_look_at(self, id: Uuid) -> Self {
+        if self.mend.is_some() || self.cause == Cause::Delivered {
+            return self;
+        }
+        self.mended_by(format!("posthaste events show {id}"))
+    }
+
     /// Adds what keeps it back besides.
     fn besides(mut self, obstacle: Option<Self>) -> Self {
         if let Some(Self { sentence, mend, .. }) = obstacle {
@@ -87,23 +96,32 @@ impl Explanation {
 }
 
 /// Says why an event is not delivered yet. `destinations` are the names of the outbox's destinations as
-/// far as the caller knows them: with one, it is known where every event goes.
-pub async fn explain(store: &dyn Store, id: Uuid, destinations: &[String]) -> Result<Explanation> {
+/// far as the caller knows them: with one, it is known where every event goes. With several, `routes` say
+/// it; they are those of the caller's configuration.
+pub async fn explain(
+    store: &dyn Store,
+    id: Uuid,
+    destinations: &[String],
+    routes: Option<&Routes>,
+) -> Result<Explanation> {
     let Some(record) = store.event(id).await? else {
         let open = store.open_transactions(TRANSACTIONS).await?;
         return Ok(not_found(id, &open, store.now().await?));
     };
-    let around = Surroundings::read(store, destinations).await?;
+    let around = Surroundings::read(store, destinations, routes).await?;
     let now = around.now;
-    Ok(match record.status {
+
+    let explanation = match record.status {
         Status::Sent => delivered(&record),
         Status::Discarded => {
             Explanation::new(Cause::Discarded, "An operator gave it up; it is never delivered.")
+                .mended_by("posthaste audit")
         }
         Status::Dead => dead(id, &record, now),
         Status::Sending => {
             let by = record.locked_by.as_deref().unwrap_or("a relay");
             Explanation::new(Cause::InProgress, format!("It is being delivered by {by}."))
+                .mended_by("posthaste relays")
         }
         Status::New | Status::Retry => {
             let waits = waiting(store, &record, now).await?;
@@ -120,7 +138,8 @@ pub async fn explain(store: &dyn Store, id: Uuid, destinations: &[String]) -> Re
                 (None, _) => in_progress(&record, &around),
             }
         }
-    })
+    };
+    Ok(explanation.or_look_at(id))
 }
 
 fn not_found(id: Uuid, open: &[OpenTransaction], now: Timestamp) -> Explanation {
@@ -149,7 +168,9 @@ fn not_found(id: Uuid, open: &[OpenTransaction], now: Timestamp) -> Explanation 
     };
     let sentence =
         format!("The outbox holds no such event.{} {uncommitted}", made.unwrap_or_default());
-    Explanation::new(Cause::NotFound, sentence)
+    // The installation's check names every transaction that is open for long, and how to end it.
+    let mend = if open.is_empty() { "posthaste events list" } else { "posthaste doctor" };
+    Explanation::new(Cause::NotFound, sentence).mended_by(mend)
 }
 
 fn delivered(record: &EventRecord) -> Explanation {

@@ -6,6 +6,8 @@ use posthaste_core::{
     store::{EventRecord, OpenBreaker, Pausable, Pause, RelayRecord, ShardRecord, Store},
 };
 
+use posthaste_relay::Routes;
+
 use super::{
     explain::{Cause, Explanation, UNROUTED},
     words::{by_whom, resume, since},
@@ -19,10 +21,16 @@ pub(super) struct Surroundings<'a> {
     pauses: Vec<Pause>,
     /// The names of the destinations, as far as they are known.
     destinations: &'a [String],
+    /// Which events go to which, if that is known.
+    routes: Option<&'a Routes>,
 }
 
 impl<'a> Surroundings<'a> {
-    pub(super) async fn read(store: &dyn Store, destinations: &'a [String]) -> Result<Self> {
+    pub(super) async fn read(
+        store: &dyn Store,
+        destinations: &'a [String],
+        routes: Option<&'a Routes>,
+    ) -> Result<Self> {
         let mut relays = store.relays().await?;
         relays.retain(|relay| relay.alive);
         Ok(Self {
@@ -31,6 +39,7 @@ impl<'a> Surroundings<'a> {
             shards: store.shards().await?,
             pauses: store.pauses().await?,
             destinations,
+            routes,
         })
     }
 
@@ -39,6 +48,7 @@ impl<'a> Surroundings<'a> {
         let event = record.content.as_ref().ok().map(|envelope| &envelope.event);
         self.paused(record, event)
             .or_else(|| self.no_relay())
+            .or_else(|| self.no_route(record))
             .or_else(|| self.breaker_open(record))
             .or_else(|| self.shard_unowned(record))
     }
@@ -66,13 +76,20 @@ impl<'a> Surroundings<'a> {
         self.shards.iter().find(|record| record.shard == shard)?.locked_by.as_deref()
     }
 
-    /// Where the event goes, if that is known.
-    fn destination_of(&self, record: &'a EventRecord) -> Option<&str> {
+    /// Where the event goes by the routes, or why it goes nowhere; `None` when they are not known.
+    fn routed(&self, record: &EventRecord) -> Option<Result<&'a str, String>> {
+        Some(self.routes?.destination_of(record.content.as_ref().ok()?))
+    }
+
+    /// Where the event goes, if that is known. A relay routes it anew when it reads it, so where it failed
+    /// before tells less than the routes.
+    fn destination_of<'r>(&'r self, record: &'r EventRecord) -> Option<&'r str> {
         let failed_at = record.destination.as_deref().filter(|name| *name != UNROUTED);
-        match (failed_at, self.destinations) {
-            (Some(name), _) => Some(name),
+        match (self.routed(record), self.destinations) {
+            (Some(routed), _) => routed.ok(),
+            (None, _) if failed_at.is_some() => failed_at,
             (None, [only]) => Some(only),
-            _ => None,
+            (None, _) => None,
         }
     }
 
@@ -114,6 +131,12 @@ impl<'a> Surroundings<'a> {
         Some(Explanation::new(Cause::NoRelay, sentence).mended_by("posthaste relay"))
     }
 
+    fn no_route(&self, record: &EventRecord) -> Option<Explanation> {
+        let why = self.routed(record)?.err()?;
+        let sentence = format!("no relay with these routes will deliver it: {why}");
+        Some(Explanation::new(Cause::NoRoute, sentence).mended_by("posthaste config show"))
+    }
+
     /// Whether the destination takes nothing. When it is not known where the event goes, those that
     /// take nothing are named, and it is said that it may be one of them.
     fn breaker_open(&self, record: &EventRecord) -> Option<Explanation> {
@@ -150,7 +173,8 @@ impl<'a> Surroundings<'a> {
             }
         };
         let sentence = format!("{sentence}; the relay tries again by itself");
-        Some(Explanation::new(Cause::BreakerOpen, sentence))
+        // Connects to each destination of the configuration, and says why one cannot be reached.
+        Some(Explanation::new(Cause::BreakerOpen, sentence).mended_by("posthaste doctor"))
     }
 
     /// Whether nobody holds the shard although relays divide the work by shards.

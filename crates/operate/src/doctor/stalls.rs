@@ -44,7 +44,7 @@ pub struct StallLine {
 /// The events that stall: those that live relays report, and those of which the table alone shows that no
 /// relay will deliver them. Looks at some ten thousand rows at most.
 pub async fn stalls(store: &dyn Store, after: Duration) -> Result<Vec<StallLine>> {
-    let around = Surroundings::read(store, &[]).await?;
+    let around = Surroundings::read(store, &[], None).await?;
     let reported = around.relays().iter().flat_map(|relay| {
         relay.stalls.iter().map(|stall| {
             let Stall { reason, events, sequence, event_id, since } = stall.clone();
@@ -115,10 +115,10 @@ pub(super) fn findings(stalls: &[StallLine], now: Timestamp) -> Vec<Finding> {
             since(*at, now)
         );
         let finding = Finding::new("stalls", Level::Problem, text);
-        match event_id {
-            Some(id) => finding.mended_by(format!("posthaste doctor {id}")),
-            None => finding,
-        }
+        finding.mended_by(match event_id {
+            Some(id) => format!("posthaste doctor {id}"),
+            None => "posthaste events list".to_owned(),
+        })
     };
     stalls.iter().map(told).collect()
 }
