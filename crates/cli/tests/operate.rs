@@ -309,7 +309,7 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
         assert_eq!(ground.json(&pause), json!({ "changed": true }), "{pause:?}");
         assert_eq!(ground.json(&pause), json!({ "changed": false }), "{pause:?}");
     }
-    ground.refuses(&["pause", "relay", "r2"], 3, &["did you mean r1?"]);
+    ground.refuses(&["pause", "relay", "r2"], 3, &["there are r1 ("]);
     ground.refuses(&["pause", "destination", "ouut"], 3, &["did you mean out?"]);
     let pauses = ground.json(&["status"])["pauses"].clone();
     assert_eq!(pauses.as_array().unwrap().len(), 3, "{pauses}");

@@ -56,7 +56,7 @@ async fn becomes(outbox: &str, name: &str, wanted: f64) {
     asked(name, async || value(outbox, name) == Some(wanted)).await;
 }
 
-fn busy<DB: TestDatabase>(on: &Fixture<DB>) -> Config {
+fn busy() -> Config {
     let often = Some(Duration::from_millis(50));
     Config {
         max_attempts: 2,
@@ -80,7 +80,7 @@ async fn every_metric_is_served_and_says_what_happened<DB: TestDatabase + InboxD
         Some("poison") => Outcome::retry("no"),
         _ => Outcome::Delivered,
     });
-    let relay = on.relay(transport, busy(on));
+    let relay = on.relay(transport, busy());
     let writer = on.outbox().with_hot_path(relay.hot_path());
     relay.start().await.unwrap();
     until(&relay, "idle", |stats| stats.idle).await;
@@ -160,14 +160,14 @@ async fn labels_are_few_however_many_topics_and_tenants_there_are<DB: TestDataba
     });
     on.enqueue(events.collect()).await;
     let down = MemoryTransport::scripted(|_| Outcome::dead("never"));
-    let config = Config { metric_tenants: 2, enabled: false, ..busy(on) };
+    let config = Config { metric_tenants: 2, enabled: false, ..busy() };
     // Switched off and alone, it still counts.
     let counts = on.relay(down.clone(), config);
     counts.start().await.unwrap();
     becomes(&outbox, "outbox_pending_count", 150.0).await;
     becomes(&outbox, "outbox_tenant_pending_count{tenant=\"other\"}", 90.0).await;
     counts.stop().await.unwrap();
-    let relay = on.relay(down, busy(on));
+    let relay = on.relay(down, busy());
     relay.relay_once().await.unwrap();
     let count = |name: &str| scrape(&outbox).iter().filter(|(n, _)| n.starts_with(name)).count();
     assert_eq!(count("outbox_dead_total"), metric::TOPICS + 1);

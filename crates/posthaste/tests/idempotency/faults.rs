@@ -142,7 +142,8 @@ pub async fn expired_keys_are_forgotten_and_purged_in_steps<DB: KeyDatabase>(
 
 pub async fn without_a_database_the_answer_is_503<DB: KeyDatabase>(_: &Fixture<DB>) {
     let gone = DB::fixture().await;
-    let layer = IdempotencyLayer::new(gone.outbox(), gone.pool.clone(), |_| Some(String::new()));
+    let layer =
+        IdempotencyLayer::new(gone.outbox(), gone.pool.clone(), |_| Some("acme".to_owned()));
     let router = Router::new().route("/", post(|| async { "never" })).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
