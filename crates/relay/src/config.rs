@@ -66,8 +66,8 @@ pub struct Config {
     pub busy_interval: Duration,
     /// Longest pause between polls.
     pub idle_interval: Duration,
-    /// Most events that one read fetches; a settle writes what has come together, up to four times
-    /// as many.
+    /// Most events that one read fetches, under `none` two at least; a settle writes what has come together,
+    /// up to four times as many.
     pub batch: usize,
     /// Most publishes under way at once.
     pub concurrency: usize,

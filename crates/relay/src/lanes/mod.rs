@@ -522,7 +522,12 @@ impl Lanes {
         for destination in &mut self.destinations {
             destination.clear();
         }
-        self.careful = Careful::default();
+        // One that is being recorded comes back when it is; nobody else has its content.
+        let known = &self.known;
+        self.careful.forget(|sequence| {
+            let state = known.get(&sequence).map(|entry| entry.state);
+            matches!(state, Some(State::Settling(Then::Dispatch) | State::InFlight))
+        });
     }
 }
 

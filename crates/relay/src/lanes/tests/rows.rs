@@ -100,3 +100,16 @@ fn many_that_cannot_go_come_again_one_after_the_other() {
     let next = lanes.next_settlements(1).remove(0).settlement.verdict;
     assert!(matches!(next, Verdict::Retry { after, .. } if after <= Duration::from_secs(15)));
 }
+
+#[test]
+fn a_suspect_that_is_being_recorded_while_others_are_given_back_goes_when_it_is() {
+    let mut lanes = by_rows();
+    lanes.offer(suspect(0), Origin::Cold, Some(&claim(1)), now());
+    assert!(dispatch(&mut lanes).is_empty());
+    assert_eq!(lanes.next_settlements(10).len(), 1, "the record");
+    lanes.offer(row(2, 2), Origin::Cold, Some(&claim(1)), now());
+    lanes.give_back();
+    assert_eq!(settle(&mut lanes), [(2, Verdict::Unclaimed)]);
+    lanes.settled([1], now());
+    assert_eq!(dispatch(&mut lanes), [1]);
+}
