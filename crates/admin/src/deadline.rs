@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
 
         let (ours, mut reads) = tokio::io::duplex(8);
-        let mut stream = WriteDeadline::new(ours, Duration::from_secs(60));
+        let mut stream = WriteDeadline::new(ours, Duration::from_mins(1));
         let reader = tokio::spawn(async move {
             let mut read = vec![0; 20];
             reads.read_exact(&mut read).await.map(|_| read)

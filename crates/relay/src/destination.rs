@@ -63,7 +63,7 @@ impl Destination {
                 "dispatch_timeout is {dispatch_timeout:?}, and a publish to destination {name} may take \
                  {longest:?} by its connect_timeout and publish_timeout; dispatch_timeout must be \
                  longer than that, or these two shorter by more than {:?} together",
-                longest - dispatch_timeout
+                longest.saturating_sub(dispatch_timeout)
             )));
         }
         Ok(())

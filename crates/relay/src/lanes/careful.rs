@@ -1,9 +1,10 @@
 //! Suspects: events that may have killed the relay that had them.
 //!
-//! They are recorded before each dispatch, few at a time for each destination, so that the next crash names the few: one
-//! that does not answer keeps no other waiting. Those that were named are then tried one by one, each with an attempt that is counted before it goes: the innocent are
-//! delivered, and only the guilty one gathers attempts until it is dead. What was never alone when
-//! its relay died has no attempt for it.
+//! They are recorded before each dispatch, few at a time for each destination, so that the next crash
+//! names the few, and a destination that does not answer keeps no other waiting. Those that were named are
+//! then tried one by one, each with an attempt that is counted before it goes: the innocent are delivered,
+//! and only the guilty one gathers attempts until it is dead. What was never alone when its relay died has
+//! no attempt for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

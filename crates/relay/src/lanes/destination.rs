@@ -428,10 +428,10 @@ impl Lanes {
         let probes = of.breaker.wants_probe();
         match origin {
             Origin::CatchUp(_) | Origin::Held | Origin::Due if probes => Gate::Probe,
-            Origin::CatchUp(_) | Origin::Held => Gate::Leave,
             // Nothing is written of it yet that blocks its lane, or an operator has set it free.
             Origin::Due if matches!(row.wait, None | Some(Wait::Held)) => Gate::Postpone,
             Origin::Due => left,
+            Origin::CatchUp(_) | Origin::Held => Gate::Leave,
             Origin::Cold | Origin::Hot if probes && !of.behind => Gate::Probe,
             Origin::Cold | Origin::Hot => passed_over,
         }

@@ -202,7 +202,8 @@ impl MySqlStore {
 async fn who(connection: &mut MySqlConnection) -> sqlx::Result<String> {
     const WHO: &str = concat!("select ", server!());
     const UID: &str = "show global variables where variable_name in ('server_uuid', 'server_uid')";
-    const NOW: &str = "select cast(unix_timestamp(now(6)) * 1000 as signed)";
+    // Not by way of the local time: an hour of the year is ambiguous.
+    const NOW: &str = "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) div 1000";
     const UPTIME: &str = "show global status where variable_name = 'Uptime'";
 
     let server: String =

@@ -26,7 +26,8 @@ async fn a_pause_while_connecting_does_not_look_like_another_server() {
         // A read that is given up: the next one has a connection of its own.
         let given_up = outbox.store.read_on(&SHARDS, &page.position, Limit::rows(10));
         assert!(tokio::time::timeout(Duration::ZERO, given_up).await.is_err());
-        let delayed = proxy.delay(Answer { to: "unix_timestamp", after }, Duration::from_secs(3));
+        let time = Answer { to: "'1970-01-01', utc_timestamp(6)", after };
+        let delayed = proxy.delay(time, Duration::from_secs(3));
         let page = outbox.store.read_on(&SHARDS, &page.position, Limit::rows(10)).await;
         delayed.await.unwrap();
         assert!(page.is_ok(), "{page:?}");
