@@ -3,7 +3,11 @@
 //! Routes stand in order, the first that matches wins, and an event has exactly one destination. What
 //! no route matches is dead at once, with a reason that names its type and aggregate.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use posthaste_core::{Envelope, Error, Result};
 
@@ -112,7 +116,7 @@ impl Route {
         self
     }
 
-    /// The topic by a function. An event for which it gives none is dead.
+    /// The topic by a function. An event for which it gives none, or panics, is dead.
     pub fn topic_by(
         mut self,
         function: impl Fn(&Envelope) -> Option<String> + Send + Sync + 'static,
@@ -167,10 +171,19 @@ impl Route {
                     }
                 }
             }
-            Topic::Function(function) => match function(envelope) {
-                Some(topic) => Ok(Some(topic)),
-                None => Err(format!("the application names no topic at {}", self.destination)),
-            },
+            // The panic's message can quote the payload: it stays out of the error.
+            Topic::Function(function) => {
+                match catch_unwind(AssertUnwindSafe(|| function(envelope))) {
+                    Ok(Some(topic)) => Ok(Some(topic)),
+                    Ok(None) => {
+                        Err(format!("the application names no topic at {}", self.destination))
+                    }
+                    Err(_) => Err(format!(
+                        "the application's topic function panicked at {}",
+                        self.destination
+                    )),
+                }
+            }
         }
     }
 }
@@ -468,6 +481,14 @@ mod tests {
             topic(Route::to("a").topic("x.{routing_key}")).unwrap_err(),
             "its topic needs routing_key, and the event has none"
         );
+    }
+
+    #[test]
+    fn a_topic_function_that_panics_is_the_reason_why_its_event_has_no_topic() {
+        let panics = Route::to("a").topic_by(|_| panic!("hush"));
+        let routes = Routes::new().route(panics).checked(&destinations()).unwrap();
+        let reason = routes.find(&placed()).unwrap_err();
+        assert_eq!(reason, "the application's topic function panicked at a");
     }
 
     #[test]
