@@ -118,7 +118,7 @@ pub enum Outcome {
     Unavailable {
         /// Why.
         error: String,
-        /// The destination's own wish.
+        /// The destination's own wish, for this event.
         after: Option<Duration>,
     },
 }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A timeout alone is its event's own when one that was handed over later has been taken meanwhile, or
-//! since its last timeout (`hung.rs`).
+//! since its last timeout (`hung.rs`). An event to which the destination named a time comes again at that
+//! time, and no attempt is counted.
 //!
 //! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
 //! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
@@ -84,6 +85,8 @@ pub(super) struct Breaker {
     opened_after: u64,
     /// Timeouts that were not counted.
     hung: Hung,
+    /// The last failure since the last success for which the destination named a time.
+    put_off: Option<Outcome>,
     /// When a held lane is looked for again that has an event to try.
     look_at: Option<Instant>,
     /// Failures since the last success.
@@ -211,6 +214,13 @@ impl Breaker {
         self.in_a_row = 0;
         self.failed.clear();
         self.unreached.clear();
+        self.put_off = None;
+    }
+
+    /// An event of this key was not taken.
+    fn fails(&mut self, key: i64) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.failed.insert(key);
     }
 
     /// How long an event that cannot go now is written back for, and why.
@@ -536,7 +546,11 @@ impl Lanes {
                 of.breaker.failures += 1;
                 self.open(destination, &outcome, now);
             }
-            self.put_back(sequence, now);
+            if names_a_time(&outcome) && !follows_failed {
+                self.fail(sequence, outcome, false);
+            } else {
+                self.put_back(sequence, now);
+            }
             return;
         }
         let at = of.started;
@@ -558,9 +572,14 @@ impl Lanes {
             self.fail(sequence, outcome, true);
             return;
         }
+        if names_a_time(&outcome) {
+            of.breaker.fails(key);
+            of.breaker.put_off = Some(outcome.clone());
+            self.fail(sequence, outcome, true);
+            return;
+        }
         of.undecided.push(Undecided { sequence, outcome: Some(outcome), at });
-        of.breaker.in_a_row = of.breaker.in_a_row.saturating_add(1);
-        of.breaker.failed.insert(key);
+        of.breaker.fails(key);
         if unavailable {
             of.breaker.unreached.insert(key);
         }
@@ -576,7 +595,8 @@ impl Lanes {
     /// Decides what can be decided, after outcomes came.
     pub(super) fn judge(&mut self, destination: u16, now: Instant) {
         let of = self.at(destination);
-        let Some(last) = of.undecided.iter().rev().find_map(|u| u.outcome.clone()) else {
+        let last = of.undecided.iter().rev().find_map(|u| u.outcome.clone());
+        let Some(last) = last.or_else(|| of.breaker.put_off.clone()) else {
             return;
         };
         let alone = of.in_flight == 0 && !of.has_ready();
@@ -622,17 +642,10 @@ impl Lanes {
 
     /// Nothing goes to this destination for now.
     fn open(&mut self, destination: u16, cause: &Outcome, now: Instant) {
-        let (error, after) = match cause {
-            Outcome::Retry { error, after } | Outcome::Unavailable { error, after } => {
-                (error.clone(), *after)
-            }
-            Outcome::TimedOut { error } => (error.clone(), None),
-            Outcome::Delivered | Outcome::Dead { .. } => (String::new(), None),
-        };
         let of = self.at(destination);
         let breaker = &mut of.breaker;
         breaker.forget_failures();
-        breaker.error = error;
+        cause.error().unwrap_or_default().clone_into(&mut breaker.error);
         let first = breaker.position == Position::Closed;
         if first {
             breaker.failures = 0;
@@ -641,8 +654,7 @@ impl Lanes {
             breaker.opened_after = of.started;
             breaker.opened_at = Some(now);
         }
-        let pause = breaker.pause().max(after.unwrap_or_default());
-        breaker.position = Position::Open(now + pause);
+        breaker.position = Position::Open(now + breaker.pause());
         if !first {
             return;
         }
@@ -698,4 +710,9 @@ impl Lanes {
             self.put_back(undecided.sequence, now);
         }
     }
+}
+
+/// The destination could not take the event, and said when it will.
+fn names_a_time(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Unavailable { after: Some(_), .. })
 }

@@ -84,8 +84,57 @@ fn a_time_without_end_is_cut_and_the_relay_goes_on() {
     let written = settle(&mut lanes);
     assert!(can_be_reached(&written), "{written:?}");
     lanes.published(vec![(2, Outcome::Unavailable { error: String::new(), after })], now());
-    assert_eq!(state(&lanes), "open");
-    assert!(lanes.wake_breakers(now()).is_some());
+    let written = settle(&mut lanes);
+    assert!(can_be_reached(&written), "{written:?}");
+}
+
+fn in_an_hour() -> Outcome {
+    let after = Some(Duration::from_hours(1));
+    Outcome::Unavailable { error: "answered with status 429".to_owned(), after }
+}
+
+#[test]
+fn a_time_that_a_destination_names_delays_its_event_and_no_other() {
+    let mut lanes = keys(3);
+    assert_eq!(dispatch(&mut lanes), [1, 2, 3]);
+    lanes.published(vec![(1, in_an_hour())], now());
+    lanes.published(vec![(2, in_an_hour())], now());
+    lanes.published(vec![(3, in_an_hour())], now());
+    assert_eq!(state(&lanes), "closed");
+    let written = lanes.next_settlements(10);
+    assert_eq!(written.len(), 3);
+    for unsettled in written {
+        let Verdict::Retry { after, .. } = unsettled.settlement.verdict else { panic!() };
+        assert_eq!((after, unsettled.settlement.attempts), (Duration::from_hours(1), 0));
+    }
+    lanes.offer(row(4, 4), Origin::Cold, None, now());
+    assert_eq!(dispatch(&mut lanes), [4]);
+}
+
+#[test]
+fn a_destination_that_names_a_time_to_all_is_tried_with_other_keys_at_the_usual_pace() {
+    let mut lanes = keys(9);
+    dispatch(&mut lanes);
+    lanes.published((1..=8).map(|n| (n, in_an_hour())).collect(), now());
+    assert_eq!(state(&lanes), "open", "eight in a row");
+    // It was under way when the breaker opened.
+    lanes.published(vec![(9, in_an_hour())], now());
+    assert_eq!(settle(&mut lanes).len(), 9, "all come again in an hour");
+    for (key, at, next) in [(10, 100, 300), (11, 300, 700)] {
+        lanes.wake_breakers(later(at));
+        assert_eq!(state(&lanes), "half_open", "after {at} ms");
+        let sequence = i64::from(key);
+        lanes.offer(row(sequence, key), Origin::Cold, None, later(at));
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.published(vec![(sequence, in_an_hour())], later(at));
+        assert!(matches!(settle(&mut lanes)[..], [(_, Verdict::Retry { .. })]));
+        assert_eq!(lanes.wake_breakers(later(at)), Some(later(next)));
+    }
+    lanes.wake_breakers(later(700));
+    lanes.offer(row(12, 12), Origin::Cold, None, later(700));
+    assert_eq!(dispatch(&mut lanes), [12]);
+    lanes.published(vec![(12, Outcome::Delivered)], later(700));
+    assert_eq!(state(&lanes), "closed");
 }
 
 #[test]

@@ -54,6 +54,7 @@ impl World {
         for (index, sequence) in batch.into_iter().enumerate() {
             let outcome = match (kind + index * 5) % 8 {
                 0 | 1 if !up => Outcome::timed_out("no answer"),
+                5 if !up => not_before("down", 200),
                 _ if !up => Outcome::unavailable("down"),
                 _ if destination == 0 && failed => Outcome::retry("behind one that failed"),
                 0 if index > 0 => Outcome::timed_out("this one hangs"),
@@ -61,6 +62,7 @@ impl World {
                 1 => Outcome::dead("never"),
                 2 => Outcome::Retry { error: String::new(), after: Some(Duration::ZERO) },
                 3 => Outcome::unavailable("this one not"),
+                4 if kind % 3 == 0 => not_before("this one later", 50),
                 _ => Outcome::Delivered,
             };
             failed |= outcome != Outcome::Delivered;
@@ -160,6 +162,10 @@ impl World {
             first.free = true;
         }
     }
+}
+
+fn not_before(error: &str, millis: u64) -> Outcome {
+    Outcome::Unavailable { error: error.to_owned(), after: Some(Duration::from_millis(millis)) }
 }
 
 /// The destination that is written with this.
