@@ -11,8 +11,9 @@
 //! ```
 //!
 //! A timeout alone is its event's own when one that was handed over later has been taken meanwhile, or
-//! since its last timeout (`hung.rs`). An event to which the destination named a time comes again at that
-//! time, and no attempt is counted.
+//! since its last timeout (`hung.rs`). An event that was refused while others were taken says nothing of
+//! its destination any more when it is refused again. One to which the destination named a time comes
+//! again at that time, and no attempt is counted.
 //!
 //! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
 //! way is put back, what comes is passed over, and nothing of it stays in memory. After a pause,
@@ -55,6 +56,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// So many keys are remembered as tried.
 const PROBED_KEYS: usize = 100;
 
+/// Most events that are remembered as refused.
+const MOST_REFUSED: usize = 1_000;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Position {
     #[default]
@@ -85,6 +89,8 @@ pub(super) struct Breaker {
     opened_after: u64,
     /// Timeouts that were not counted.
     hung: Hung,
+    /// Events that were refused while others were taken, since it was closed.
+    refused: BTreeSet<i64>,
     /// The last failure since the last success for which the destination named a time.
     put_off: Option<Outcome>,
     /// When a held lane is looked for again that has an event to try.
@@ -221,6 +227,14 @@ impl Breaker {
     fn fails(&mut self, key: i64) {
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.failed.insert(key);
+    }
+
+    /// Others were taken, and this event was not.
+    fn remember_refused(&mut self, sequence: i64) {
+        self.refused.insert(sequence);
+        if self.refused.len() > MOST_REFUSED {
+            self.refused.pop_first();
+        }
     }
 
     /// How long an event that cannot go now is written back for, and why.
@@ -509,6 +523,7 @@ impl Lanes {
         let of = self.at(destination);
         of.breaker.forget_failures();
         of.breaker.hung.answered(sequence, started);
+        of.breaker.refused.remove(&sequence);
         if of.breaker.is_probe(started) {
             self.close(destination);
         } else if matches!(of.breaker.position, Position::Open(_)) {
@@ -569,6 +584,10 @@ impl Lanes {
         }
         let of = self.at(destination);
         if timed_out && of.breaker.hung.convicts(sequence) {
+            self.fail(sequence, outcome, true);
+            return;
+        }
+        if of.breaker.refused.contains(&sequence) && matches!(outcome, Outcome::Retry { .. }) {
             self.fail(sequence, outcome, true);
             return;
         }
@@ -633,10 +652,19 @@ impl Lanes {
     /// These failed by themselves.
     fn convict(&mut self, guilty: Vec<Undecided>, now: Instant) {
         for Undecided { sequence, outcome, .. } in guilty {
-            match outcome {
-                Some(outcome) => self.fail(sequence, outcome, true),
-                None => self.hold_back(sequence, now),
+            let Some(outcome) = outcome else {
+                self.hold_back(sequence, now);
+                continue;
+            };
+            if matches!(outcome, Outcome::Retry { .. })
+                && let Some(entry) = self.known.get(&sequence)
+            {
+                let breaker = &mut self.destinations[usize::from(entry.destination)].breaker;
+                if breaker.hung.was_passed(entry.started) {
+                    breaker.remember_refused(sequence);
+                }
             }
+            self.fail(sequence, outcome, true);
         }
     }
 
@@ -645,6 +673,7 @@ impl Lanes {
         let of = self.at(destination);
         let breaker = &mut of.breaker;
         breaker.forget_failures();
+        breaker.refused.clear();
         cause.error().unwrap_or_default().clone_into(&mut breaker.error);
         let first = breaker.position == Position::Closed;
         if first {

@@ -137,6 +137,69 @@ fn a_destination_that_names_a_time_to_all_is_tried_with_other_keys_at_the_usual_
     assert_eq!(state(&lanes), "closed");
 }
 
+fn refused() -> Outcome {
+    Outcome::retry("it breaks its connection")
+}
+
+/// Ten events that were refused while another one was taken, and nothing else.
+fn ten_that_were_refused() -> Lanes {
+    let mut lanes = keys(11);
+    dispatch(&mut lanes);
+    let outcomes = (1..=11).map(|n| (n, if n == 11 { Outcome::Delivered } else { refused() }));
+    lanes.published(outcomes.collect(), now());
+    let written = lanes.next_settlements(20);
+    assert_eq!(written.iter().map(|one| one.settlement.attempts).sum::<u32>(), 10);
+    lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
+    lanes
+}
+
+fn fall_due(lanes: &mut Lanes, attempts: u32) {
+    for sequence in 1..=10 {
+        let due = Fetched { wait: Some(Wait::Retry), attempts, ..row(sequence, sequence as u8) };
+        lanes.offer(due, Origin::Due, None, now());
+    }
+}
+
+#[test]
+fn events_that_were_refused_while_others_were_taken_end_dead_with_nobody_else_around() {
+    let mut lanes = ten_that_were_refused();
+    for attempts in 1..=2 {
+        fall_due(&mut lanes, attempts);
+        assert_eq!(dispatch(&mut lanes).len(), 10, "after {attempts} attempts");
+        lanes.published((1..=10).map(|n| (n, refused())).collect(), now());
+        assert_eq!(state(&lanes), "closed", "its breaker has nothing to do with them");
+        let written = lanes.next_settlements(20);
+        for unsettled in &written {
+            let Settlement { attempts: counted, verdict, .. } = &unsettled.settlement;
+            assert_eq!(*counted, attempts + 1);
+            assert_eq!(matches!(verdict, Verdict::Dead { .. }), attempts == 2, "{verdict:?}");
+        }
+        lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
+    }
+}
+
+#[test]
+fn an_outage_costs_an_event_that_was_refused_before_no_attempt() {
+    let mut lanes = ten_that_were_refused();
+    fall_due(&mut lanes, 1);
+    dispatch(&mut lanes);
+    lanes.published((1..=10).map(|n| (n, Outcome::unavailable("down"))).collect(), now());
+    assert_eq!(state(&lanes), "open");
+    let written = lanes.next_settlements(20);
+    assert!(written.iter().all(|one| one.settlement.attempts == 1), "{written:?}");
+    lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
+    // What was known of them before the outage is forgotten.
+    lanes.wake_breakers(later(100));
+    lanes.offer(row(12, 12), Origin::Cold, None, later(100));
+    assert_eq!(dispatch(&mut lanes), [12]);
+    lanes.published(vec![(12, Outcome::Delivered)], later(100));
+    settle(&mut lanes);
+    fall_due(&mut lanes, 1);
+    dispatch(&mut lanes);
+    lanes.published((1..=10).map(|n| (n, refused())).collect(), later(100));
+    assert_eq!(state(&lanes), "open", "it answers all of them so");
+}
+
 #[test]
 fn two_poisoned_keys_alone_are_counted_and_not_taken_for_an_outage() {
     let mut lanes = keys(2);
