@@ -9,7 +9,7 @@
 //!   reordered, repeated or made up.
 //! - `tables`: outboxes that nobody else uses, and an end for them.
 //! - `statements`: which statements a process sent.
-//! - `proxy`: swallows answers of a server.
+//! - `proxy`: swallows answers of a server, or hangs up on a text.
 //! - `wait`: for what nobody announces.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,4 +1,5 @@
-//! A TCP proxy that swallows answers: the connection stays open and says nothing more.
+//! A TCP proxy that swallows answers: the connection stays open and says nothing more. Or that hangs up
+//! on what a client sends.
 //!
 //! A request is what a client sends between two answers of the server. The proxy looks for a text in
 //! it, so a database must be spoken to in plain text (no TLS), and a driver must send its statements
@@ -60,6 +61,10 @@ pub struct Proxy {
 struct Orders {
     orders: Vec<Order>,
     muted: bool,
+    /// On these texts it hangs up.
+    detested: Vec<&'static str>,
+    /// How often it did.
+    hung_up: usize,
 }
 
 #[derive(Debug)]
@@ -112,6 +117,17 @@ impl Proxy {
         lock(&self.orders).muted = muted;
     }
 
+    /// Closes every connection on which a client sends this text, to both sides. What the client sent
+    /// before it is forwarded, from the text on nothing is.
+    pub fn hang_up_on(&self, text: &'static str) {
+        lock(&self.orders).detested.push(text);
+    }
+
+    /// How many connections were closed so.
+    pub fn hung_up(&self) -> usize {
+        lock(&self.orders).hung_up
+    }
+
     fn order(
         &self,
         answer: Answer,
@@ -162,11 +178,20 @@ struct Connection {
     /// The orders that this connection carries out, each with the answers that come before.
     under_way: Vec<(u32, Order)>,
     silent: Option<Silence>,
+    /// The end of what the client has sent: a text may come in two parts.
+    tail: Vec<u8>,
 }
 
 impl Connection {
     fn new(orders: Arc<Mutex<Orders>>) -> Self {
-        Self { orders, request: Vec::new(), answered: true, under_way: Vec::new(), silent: None }
+        Self {
+            orders,
+            request: Vec::new(),
+            answered: true,
+            under_way: Vec::new(),
+            silent: None,
+            tail: Vec::new(),
+        }
     }
 
     async fn carry(mut self, mut client: TcpStream, mut server: TcpStream) -> io::Result<()> {
@@ -182,6 +207,10 @@ impl Connection {
                         break;
                     }
                     if self.silent.is_none() {
+                        if let Some(at) = self.detests(&up[..read]) {
+                            server.write_all(&up[..at]).await?;
+                            return Ok(());
+                        }
                         self.asked(&up[..read]);
                         server.write_all(&up[..read]).await?;
                     }
@@ -225,6 +254,19 @@ impl Connection {
         self.under_way.extend(taken.map(|order| (order.answer.after, order)));
     }
 
+    /// Where a text begins on which it hangs up, in what the client has sent last.
+    fn detests(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut orders = lock(&self.orders);
+        let longest = orders.detested.iter().map(|text| text.len()).max()?;
+        let known = self.tail.len();
+        self.tail.extend_from_slice(bytes);
+        let found = orders.detested.iter().find_map(|text| position(&self.tail, text));
+        orders.hung_up += usize::from(found.is_some());
+        let excess = self.tail.len().saturating_sub(longest);
+        self.tail.drain(..excess);
+        found.map(|at| at.saturating_sub(known))
+    }
+
     /// The server has sent something. Returns for how long it is kept back.
     fn came(&mut self) -> Duration {
         let mut delay = Duration::ZERO;
@@ -251,7 +293,11 @@ impl Drop for Connection {
 }
 
 fn contains(request: &[u8], text: &str) -> bool {
-    text.is_empty() || request.windows(text.len()).any(|window| window == text.as_bytes())
+    text.is_empty() || position(request, text).is_some()
+}
+
+fn position(bytes: &[u8], text: &str) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text.as_bytes())
 }
 
 #[cfg(test)]
@@ -323,6 +369,25 @@ mod tests {
         assert_eq!(ask(&mut old, "read").await, None, "it has missed an answer");
         let mut new = TcpStream::connect(proxy.address()).await.unwrap();
         assert_eq!(ask(&mut new, "read").await, Some(4));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn it_hangs_up_on_a_text_also_when_that_comes_in_two_parts() {
+        let (server, serving) = echo().await;
+        let proxy = Proxy::start(server).await.unwrap();
+        proxy.hang_up_on("poison");
+        let mut one = TcpStream::connect(proxy.address()).await.unwrap();
+        let mut two = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(ask(&mut two, "food").await, Some(4));
+        one.set_nodelay(true).unwrap();
+        assert_eq!(ask(&mut one, "po").await, Some(2));
+        one.write_all(b"ison").await.unwrap();
+        let mut rest = Vec::new();
+        // A reset, when something of it was not read.
+        let _ = one.read_to_end(&mut rest).await;
+        assert_eq!((rest.as_slice(), proxy.hung_up()), (&b""[..], 1));
+        assert_eq!(ask(&mut two, "food").await, Some(4), "the others are untouched");
         serving.abort();
     }
 }
