@@ -6,7 +6,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use crate::{Event, Ordering};
+use crate::{Event, Ordering, header::is_reserved};
 
 /// An event read back from its outbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,7 +100,7 @@ impl StoredRow {
     /// quotes its content.
     pub fn decode(self) -> Result<Envelope, String> {
         let ordering = self.ordering();
-        let headers = match self.headers.as_deref() {
+        let mut headers: BTreeMap<String, String> = match self.headers.as_deref() {
             None | Some("") => BTreeMap::new(),
             Some(json) => serde_json::from_str(json).map_err(|error| {
                 format!(
@@ -110,6 +110,8 @@ impl StoredRow {
                 )
             })?,
         };
+        // A row that was written by hand can hold the id of another message.
+        headers.retain(|name, _| !is_reserved(name));
         let time = |column: &str, micros: i64| {
             Timestamp::from_microsecond(micros)
                 .map_err(|_| format!("column {column} holds a time that is out of range"))

@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use crate::{
     Error, GLOBAL, Key, Result, TypeName,
+    header::is_reserved,
     key::derived_key,
-    limits::{self, Limits, check_text},
+    limits::{self, Limits, check_text, check_time},
 };
 
 /// Which events an event keeps its order with.
@@ -185,7 +186,8 @@ impl Event {
         self
     }
 
-    /// Adds a header, or replaces it.
+    /// Adds a header, or replaces it. A name that is [reserved](crate::header::is_reserved) is
+    /// refused when the event is enqueued.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.insert(name.into(), value.into());
         self
@@ -203,10 +205,34 @@ impl Event {
         self
     }
 
-    /// Refuses a payload that is larger than the outbox allows.
+    /// Refuses a payload that is larger than the outbox allows, and what was changed after the event
+    /// was built: headers, and a tenant that does not fit.
     pub fn check(&self, limits: &Limits) -> Result<()> {
         if self.payload.len() > limits.payload {
             return Err(Error::too_long("payload", self.payload.len(), limits.payload));
+        }
+        if let Some(tenant) = &self.tenant {
+            check_text("tenant", tenant, limits::TENANT)?;
+        }
+        self.check_headers()
+    }
+
+    fn check_headers(&self) -> Result<()> {
+        if self.headers.keys().any(String::is_empty) {
+            return Err(Error::invalid(
+                "header key is empty (length 0); every header needs a name",
+            ));
+        }
+        if let Some(name) = self.headers.keys().find(|name| is_reserved(name)) {
+            return Err(Error::invalid(format!(
+                "header {name} is reserved: relays write an event's id and metadata under such \
+                 names; leave it out, or copy a message's headers with EventBuilder::headers, which \
+                 does"
+            )));
+        }
+        let bytes = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > limits::HEADERS {
+            return Err(Error::too_long("headers", bytes, limits::HEADERS));
         }
         Ok(())
     }
@@ -294,18 +320,24 @@ impl EventBuilder {
         self
     }
 
-    /// One more header.
+    /// One more header. [`build`](Self::build) refuses a name that is
+    /// [reserved](crate::header::is_reserved): `posthaste-…`, CloudEvents' prefixes, and those under
+    /// which a message's id travels.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.event.headers.insert(name.into(), value.into());
         self
     }
 
-    /// Several more headers.
+    /// Several more headers, such as those of the message that led to this event. Reserved ones are
+    /// left out: they tell of that message, and consumers would take this event for it.
     pub fn headers<N: Into<String>, V: Into<String>>(
         mut self,
         headers: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
-        self.event.headers.extend(headers.into_iter().map(|(n, v)| (n.into(), v.into())));
+        let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into()));
+        self.event
+            .headers
+            .extend(headers.filter(|(name, _): &(String, String)| !is_reserved(name)));
         self
     }
 
@@ -391,21 +423,11 @@ impl EventBuilder {
                 event.schema_version
             )));
         }
-        if event.headers.keys().any(String::is_empty) {
-            return Err(Error::invalid(
-                "header key is empty (length 0); every header needs a name",
-            ));
+        check_time("time of the event", event.occurred_at)?;
+        if let Some(at) = event.deliver_at {
+            check_time("time of delivery", at)?;
         }
-        if [&event.event_type, &event.aggregate_type]
-            .into_iter()
-            .chain(event.aggregate_id.iter())
-            .chain(event.tenant.iter())
-            .any(|text| text.contains('\0'))
-        {
-            return Err(Error::invalid(
-                "event type, aggregate and tenant must not contain the character U+0000",
-            ));
-        }
+        event.check_headers()?;
         Ok(event)
     }
 }

@@ -11,6 +11,8 @@ pub mod name;
 
 pub mod limits;
 
+pub mod header;
+
 pub mod event;
 
 pub mod typed;

@@ -1,6 +1,8 @@
 //! How long each field of an event may be. Lengths of names are counted in characters, the
 //! payload in bytes, as the databases count them.
 
+use jiff::Timestamp;
+
 use crate::{Error, Result};
 
 /// Longest event type.
@@ -21,6 +23,8 @@ pub const SCHEMA_ID: usize = 128;
 pub const ORDERING_KEY: usize = 255;
 /// Longest content type.
 pub const CONTENT_TYPE: usize = 100;
+/// Most bytes of all headers together, names and values.
+pub const HEADERS: usize = 128 * 1024;
 /// Longest error text that is kept with an event.
 pub const ERROR_TEXT: usize = 4_000;
 
@@ -37,7 +41,7 @@ impl Default for Limits {
     }
 }
 
-/// Refuses a text that is empty or has more characters than `limit`.
+/// Refuses a text that is empty, has more characters than `limit`, or holds U+0000.
 pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
     if text.is_empty() {
         return Err(Error::invalid(format!("{field} is empty; leave it out or give it a value")));
@@ -46,7 +50,22 @@ pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Resul
     if length > limit {
         return Err(Error::too_long(field, length, limit));
     }
+    // PostgreSQL takes no such text, and its refusal fails the whole transaction.
+    if text.contains('\0') {
+        return Err(Error::invalid(format!("{field} must not contain the character U+0000")));
+    }
     Ok(())
+}
+
+/// Refuses a time outside of the years 1 to 9999: not every database has others.
+pub(crate) fn check_time(field: &'static str, time: Timestamp) -> Result<()> {
+    /// The first second of year 1, and the first one after year 9999.
+    const SECONDS: std::ops::Range<i64> = -62_135_596_800..253_402_300_800;
+
+    if SECONDS.contains(&time.as_second()) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{field} is {time}; it takes the years 1 to 9999")))
 }
 
 /// Cuts an error text at [`ERROR_TEXT`] characters.
