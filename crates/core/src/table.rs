@@ -7,6 +7,9 @@ use crate::{Error, Result};
 /// Longest table name: room for the longest suffix (`_attempts_event_idx`) inside 63 bytes.
 pub const MAX_TABLE_NAME: usize = 40;
 
+/// Longest name of a channel on PostgreSQL.
+const MAX_CHANNEL: usize = 63;
+
 /// A validated table name, optionally with a schema: `outbox_event`, `billing.outbox`.
 ///
 /// Only lowercase letters, digits and underscores, not starting with a digit, so that it needs no
@@ -85,7 +88,16 @@ impl FromStr for TableName {
         if table.len() > MAX_TABLE_NAME || schema.is_some_and(|s| s.len() > MAX_TABLE_NAME) {
             return Err(refuse(&format!("is {} characters long", text.len())));
         }
-        Ok(Self { schema: schema.map(str::to_owned), table: table.to_owned() })
+        let name = Self { schema: schema.map(str::to_owned), table: table.to_owned() };
+        // PostgreSQL refuses to notify a longer one and cuts it off where it listens.
+        let channel = name.channel().len();
+        if channel > MAX_CHANNEL {
+            return Err(refuse(&format!(
+                "has a schema and a table that are too long together: their channel would have \
+                 {channel} characters, and {MAX_CHANNEL} are allowed"
+            )));
+        }
+        Ok(name)
     }
 }
 
@@ -114,6 +126,16 @@ mod tests {
             assert!(bad.parse::<TableName>().is_err(), "{bad:?} was accepted");
         }
         assert!("x".repeat(MAX_TABLE_NAME + 1).parse::<TableName>().is_err());
+    }
+
+    #[test]
+    fn schema_and_table_make_a_channel_that_postgresql_takes() {
+        let of = |schema: usize, table: usize| {
+            format!("{}.{}", "s".repeat(schema), "t".repeat(table)).parse::<TableName>()
+        };
+        assert_eq!(of(17, 40).unwrap().channel().len(), MAX_CHANNEL);
+        let refusal = of(18, 40).unwrap_err().to_string();
+        assert!(refusal.contains("channel would have 64"), "{refusal}");
     }
 
     #[test]
