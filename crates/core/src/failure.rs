@@ -51,6 +51,11 @@ impl Failure {
         Self { reason: reason.into(), permanent: true, after: None }
     }
 
+    /// It may succeed later, for a reason that this crate put together.
+    pub(crate) fn retry_because(reason: String) -> Self {
+        Self { reason: reason.into(), permanent: false, after: None }
+    }
+
     /// Why, without a word of the event.
     pub fn reason(&self) -> &str {
         &self.reason

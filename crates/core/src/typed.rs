@@ -61,14 +61,17 @@ pub trait TypedEvent {
     }
 
     /// Makes a payload of `version` one of `version + 1`; `None` when that version is not known any
-    /// more. It is asked once for each step up to [`VERSION`](Self::VERSION).
+    /// more. It is asked once for each step up to [`VERSION`](Self::VERSION). A number beyond 64 bits
+    /// has lost digits here, as JSON of this shape always has; so carry such numbers as text.
     fn upcast(version: i32, payload: Value) -> Option<Value> {
         let _ = (version, payload);
         None
     }
 
     /// Reads a payload of this version. What cannot be read never will be: the failure is
-    /// permanent, and says nothing of the payload but where it went wrong.
+    /// permanent, and says nothing of the payload but where it went wrong. A version that is newer
+    /// than [`VERSION`](Self::VERSION) is retried: while a deployment is under way, writers know it
+    /// before handlers do.
     fn decode(version: i32, payload: &[u8]) -> Result<Self, Failure>
     where
         Self: DeserializeOwned,
@@ -84,15 +87,19 @@ pub trait TypedEvent {
         if version == Self::VERSION {
             return serde_json::from_slice(payload).map_err(unreadable);
         }
-        let unknown = || {
-            Failure::dead_because(format!(
+        let not_known = || {
+            format!(
                 "version {version} of {} is not known here, version {} is",
                 Self::TYPE,
                 Self::VERSION
-            ))
+            )
         };
+        if version > Self::VERSION {
+            return Err(Failure::retry_because(not_known()));
+        }
+        let unknown = || Failure::dead_because(not_known());
         // Rows can be written by hand: a version far below 1 would be lifted for ever.
-        if !(1..Self::VERSION).contains(&version) {
+        if version < 1 {
             return Err(unknown());
         }
         let mut value = serde_json::from_slice(payload).map_err(unreadable)?;
@@ -186,9 +193,9 @@ impl Event {
         }
     }
 
-    /// The typed event that was enqueued. Another type, a version that is not known and a payload
+    /// The typed event that was enqueued. Another type, a version that is no longer known and a payload
     /// that does not fit are permanent failures: a handler passes them on with `?`, and the event
-    /// is dead.
+    /// is dead. A version that is newer than the type's is a failure that is retried.
     pub fn decode<T: TypedEvent + DeserializeOwned>(&self) -> Result<T, Failure> {
         if self.event_type() != T::TYPE {
             return Err(Failure::dead_because(format!(
@@ -266,8 +273,14 @@ mod tests {
     }
 
     #[test]
+    fn a_version_that_is_newer_is_retried() {
+        let failure = Paid::decode(4, b"{}").unwrap_err();
+        assert!(!failure.is_permanent());
+        assert_eq!(failure.reason(), "version 4 of Paid is not known here, version 3 is");
+    }
+
+    #[test]
     fn an_unknown_version_is_a_permanent_failure_that_names_it() {
-        assert_eq!(refusal(4, "{}"), "version 4 of Paid is not known here, version 3 is");
         assert_eq!(refusal(0, "{}"), "version 0 of Paid is not known here, version 3 is");
     }
 
