@@ -171,7 +171,8 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, Cow<'_, str>)> {
     };
     let mut attributes = vec![
         ("specversion", "1.0".into()),
-        ("id", envelope.deduplication_id().into()),
+        // Also for a replay, which is the same event: whoever has handled it has nothing more to do.
+        ("id", event.id().to_string().into()),
         ("source", source.into()),
         ("type", event.event_type().into()),
         ("time", event.occurred_at().to_string().into()),
@@ -182,6 +183,9 @@ fn attributes(envelope: &Envelope) -> Vec<(&'static str, Cow<'_, str>)> {
     }
     if let Some(key) = event.ordering_key() {
         attributes.push(("partitionkey", key.into()));
+    }
+    if envelope.replay > 0 {
+        attributes.push(("replay", envelope.replay.to_string().into()));
     }
     if let Some(id) = event.schema_id() {
         attributes.push(("dataschema", data_schema(id, event.schema_version())));
