@@ -1,6 +1,9 @@
 //! Errors of the driver as errors of ours.
 
 use posthaste_core::{Error, ErrorKind};
+use sqlx::error::DatabaseError;
+#[cfg(feature = "mysql")]
+use sqlx::mysql::MySqlDatabaseError;
 
 /// Says what was being done, and whether trying again may help. The driver's message is the
 /// source; it can quote values, so it is not part of our own message.
@@ -52,15 +55,30 @@ fn kind_of(error: &sqlx::Error) -> ErrorKind {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
         | sqlx::Error::Protocol(_) => ErrorKind::Unavailable,
-        sqlx::Error::Database(database) => match database.code().as_deref() {
-            // MySQL: deadlock, lock wait, too many connections, shutdown.
-            // SQLite: busy and locked, with their extended codes; a disk that fails or is full.
-            Some("HY000" | "5" | "6" | "261" | "262" | "517" | "773" | "10" | "13" | "778") => {
-                ErrorKind::Unavailable
-            }
-            Some(code) => ErrorKind::of_sqlstate(code),
-            None => ErrorKind::Database,
-        },
+        sqlx::Error::Database(database) => of_database(database.as_ref()),
         _ => ErrorKind::Database,
+    }
+}
+
+fn of_database(error: &dyn DatabaseError) -> ErrorKind {
+    #[cfg(feature = "mysql")]
+    if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
+        match error.number() {
+            // Larger than `max_allowed_packet`. The server closes the connection, and calls it a failure
+            // of that.
+            1153 => return ErrorKind::Invalid,
+            // Columns without a value, and values that do not fit, in the class of what passes.
+            1364 | 1366 => return ErrorKind::Database,
+            _ => {}
+        }
+    }
+    match error.code().as_deref() {
+        // MySQL: deadlock, lock wait, too many connections, shutdown.
+        // SQLite: busy and locked, with their extended codes; a disk that fails or is full.
+        Some("HY000" | "5" | "6" | "261" | "262" | "517" | "773" | "10" | "13" | "778") => {
+            ErrorKind::Unavailable
+        }
+        Some(code) => ErrorKind::of_sqlstate(code),
+        None => ErrorKind::Database,
     }
 }

@@ -73,14 +73,14 @@ pub fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
     Ok(())
 }
 
-/// The events in pieces that fit into one statement, by their number and their payloads' bytes;
+/// The events in pieces that fit into one statement, by their number and their bytes;
 /// nearly always one piece. An event that is larger than that is a piece of its own.
 pub fn pieces(mut events: &[Event], most: usize, most_bytes: usize) -> Vec<&[Event]> {
     let mut pieces = Vec::with_capacity(1);
     while !events.is_empty() {
         let mut bytes = 0;
         let fits = events.iter().take(most).take_while(|event| {
-            bytes += event.payload().len();
+            bytes += size(event);
             bytes <= most_bytes
         });
         let (piece, rest) = events.split_at(fits.count().max(1));
@@ -88,6 +88,21 @@ pub fn pieces(mut events: &[Event], most: usize, most_bytes: usize) -> Vec<&[Eve
         events = rest;
     }
     pieces
+}
+
+/// About as many bytes as an event takes in a statement: payload, and headers as JSON.
+fn size(event: &Event) -> usize {
+    let escaped = |text: &str| -> usize {
+        let length = |byte| match byte {
+            ..0x20 => 6,
+            b'"' | b'\\' => 2,
+            _ => 1,
+        };
+        text.bytes().map(length).sum()
+    };
+    let headers = event.headers().iter();
+    let headers: usize = headers.map(|(name, value)| escaped(name) + escaped(value) + 6).sum();
+    event.payload().len() + headers
 }
 
 /// The ids that an insert did not write, because they were there already.
@@ -160,6 +175,17 @@ mod tests {
         let lengths: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
         assert_eq!(lengths, [2, 1, 1, 2, 1]);
         assert_eq!(pieces.concat(), events);
+    }
+
+    #[test]
+    fn headers_count_for_the_size_of_a_piece() {
+        let large = |n: usize| {
+            let builder = Event::builder("Happened").header("h", "\u{1}".repeat(n));
+            builder.raw_json("{}").build().unwrap()
+        };
+        let events = [large(100), large(100), large(1)];
+        let lengths: Vec<_> = pieces(&events, 1_000, 700).iter().map(|piece| piece.len()).collect();
+        assert_eq!(lengths, [1, 2], "600 bytes of escapes each");
     }
 
     #[test]
