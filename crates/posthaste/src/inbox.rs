@@ -18,7 +18,8 @@ use sqlx::{Connection, Pool, Transaction};
 use crate::EnqueueIn;
 
 /// Where a message's id travels, by what is looked for first: Posthaste's own header, NATS's, and
-/// CloudEvents' `id` as the bindings for NATS and HTTP, Kafka, AMQP and MQTT name it.
+/// CloudEvents' `id` as the bindings for NATS and HTTP, Kafka, AMQP and MQTT name it. None of them can be
+/// an event's own header: those names are reserved.
 const ID_HEADERS: [&str; 7] =
     ["posthaste-id", "Nats-Msg-Id", "ce-id", "ce_id", "cloudEvents:id", "cloudEvents_id", "id"];
 
@@ -99,12 +100,22 @@ impl<DB: InboxDialect> Inbox<DB> {
         }
     }
 
+    /// Prepares nothing under a name on PostgreSQL, as
+    /// [`Outbox::without_named_statements`](crate::Outbox::without_named_statements) does.
+    pub fn without_named_statements(self) -> Self {
+        Self { tables: self.tables.without_named_statements(), ..self }
+    }
+
     /// Runs the effect, unless this consumer has handled the message before. Effect and record are
     /// in the caller's transaction: nothing has happened until it commits.
     ///
     /// They share a savepoint, so that an effect that fails leaves neither of them behind, whatever
     /// the caller then does with the transaction. Events that are enqueued through the effect's
     /// transaction are found by the relay's poll; for the hot path use [`first`](Self::first).
+    ///
+    /// MySQL answers a deadlock by undoing the whole transaction, with the messages that were handled
+    /// in it before. Then its commit is an error, and all of them come again. A call that is dropped
+    /// half-way may have undone the transaction, too: roll it back.
     pub async fn once<T, E: From<Error>>(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
@@ -112,9 +123,12 @@ impl<DB: InboxDialect> Inbox<DB> {
         message_id: &str,
         effect: impl AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     ) -> Result<Once<T>, E> {
+        // First: where the server has ended the transaction, the driver counts it as over once it fails to
+        // set a savepoint, and says Ok to its commit.
+        DB::still_open(transaction.connection()).await?;
         let mut savepoint =
             transaction.connection().begin().await.map_err(failed("beginning a savepoint"))?;
-        if !self.first(&mut savepoint, consumer, message_id).await? {
+        if !self.record(&mut savepoint, consumer, message_id).await? {
             savepoint.commit().await.map_err(failed("ending a savepoint"))?;
             return Ok(Once::Duplicate);
         }
@@ -124,8 +138,11 @@ impl<DB: InboxDialect> Inbox<DB> {
                 Ok(Once::Ran(value))
             }
             Err(error) => {
-                // When it fails, the connection or the whole transaction is gone, and both with it.
-                let _ = savepoint.rollback().await;
+                // When it fails, the connection or the whole transaction is gone, and both with it: then
+                // the caller's commit must not be answered with success.
+                if savepoint.rollback().await.is_err() {
+                    let _ = DB::still_open(transaction.connection()).await;
+                }
                 Err(error)
             }
         }
@@ -140,9 +157,19 @@ impl<DB: InboxDialect> Inbox<DB> {
         consumer: &str,
         message_id: &str,
     ) -> Result<bool> {
+        DB::still_open(transaction.connection()).await?;
+        self.record(transaction.connection(), consumer, message_id).await
+    }
+
+    /// The same in a transaction of which it is known that it is open.
+    async fn record(
+        &self,
+        connection: &mut DB::Connection,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<bool> {
         check("consumer", consumer, CONSUMER)?;
         check("message id", message_id, MESSAGE_ID)?;
-        let connection = transaction.connection();
         let first = DB::record_message(connection, &self.tables, consumer, message_id).await?;
         if !first {
             self.duplicates.fetch_add(1, Ordering::Relaxed);

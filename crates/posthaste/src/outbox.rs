@@ -155,6 +155,12 @@ impl<DB: Dialect> Outbox<DB> {
 
     /// Writes events in the caller's transaction, in this order, in one statement. Answers with what
     /// was written: these events, unless a [hook](Hook) has changed them.
+    ///
+    /// An error leaves none of them behind. On PostgreSQL it ends the transaction, as the error of any
+    /// statement does; on MySQL and SQLite the transaction goes on, except when it is of kind
+    /// [`State`](ErrorKind::State): then there is none any more. A call that is dropped half-way, as by a
+    /// timeout around it, may have written some: a transaction of [`begin`](Self::begin) then refuses
+    /// its commit, a driver's own must be rolled back.
     pub async fn enqueue_all(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
@@ -164,7 +170,10 @@ impl<DB: Dialect> Outbox<DB> {
         if events.is_empty() {
             return Ok(Vec::new());
         }
-        let (enqueued, written) = self.write(transaction.connection(), events).await?;
+        transaction.writing(true);
+        let outcome = self.write(transaction.connection(), events).await;
+        transaction.writing(false);
+        let (enqueued, written) = outcome?;
         if let Some(pool) = transaction.pool() {
             self.inner.notifier.connect(pool);
         }
@@ -179,13 +188,6 @@ impl<DB: Dialect> Outbox<DB> {
         connection: &mut DB::Connection,
         events: Vec<impl IntoEvent>,
     ) -> Result<Vec<Enqueued>> {
-        if !DB::in_transaction(connection) {
-            return Err(Error::new(
-                ErrorKind::State,
-                "no transaction is open on this connection; begin one, so that the event commits \
-                 with the rows it tells about",
-            ));
-        }
         let events = self.prepare(events)?;
         if events.is_empty() {
             return Ok(Vec::new());
@@ -217,6 +219,13 @@ impl<DB: Dialect> Outbox<DB> {
         connection: &mut DB::Connection,
         events: Vec<Event>,
     ) -> Result<(Vec<Enqueued>, Vec<Written>)> {
+        if !DB::in_transaction(connection) {
+            return Err(Error::new(
+                ErrorKind::State,
+                "no transaction is open on this connection; begin one, so that the event commits \
+                 with the rows it tells about",
+            ));
+        }
         let enqueued = DB::enqueue(connection, &self.inner.tables, &events).await?;
         let written: Vec<Written> = events
             .into_iter()
@@ -242,6 +251,12 @@ pub trait EnqueueIn<DB: Dialect>: Send {
     /// The pool that it came from, if it is known.
     fn pool(&self) -> Option<&Pool<DB>> {
         None
+    }
+
+    /// A call begins to write in it, or has come to its end: with `true` and never `false` it was given
+    /// up half-way. A driver's own transaction cannot refuse its commit, and keeps no note.
+    fn writing(&mut self, under_way: bool) {
+        let _ = under_way;
     }
 
     /// What one call wrote in it, and whom to tell how it ends. A driver's own transaction keeps

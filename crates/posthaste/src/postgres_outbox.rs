@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use posthaste_core::{
-    Enqueued, Error, ErrorKind, IntoEvent, Limits, Result, TableName,
+    Enqueued, Error, ErrorKind, Event, IntoEvent, Limits, Result, TableName,
     enqueue::{
         Found, Written, answers, missing, pieces,
         postgres::{STATEMENT_BYTES, Statements},
@@ -58,6 +58,29 @@ struct Inner {
     meter: Arc<Meter>,
     #[cfg(feature = "relay")]
     hot: Option<posthaste_relay::HotPath>,
+}
+
+impl Inner {
+    async fn write(
+        &self,
+        transaction: &mut impl PostgresTransaction,
+        events: &[Event],
+    ) -> Result<Vec<Enqueued>> {
+        let mut enqueued = Vec::with_capacity(events.len());
+        for piece in pieces(events, usize::MAX, STATEMENT_BYTES) {
+            let written = transaction.insert(&self.statements, piece).await?;
+            let written: Written = written.into_iter().collect();
+            let known = match missing(piece, &written) {
+                ids if ids.is_empty() => Found::new(),
+                ids => {
+                    let known = transaction.find_known(&self.statements, &ids).await?;
+                    known.into_iter().collect()
+                }
+            };
+            enqueued.extend(answers(piece, written, &known)?);
+        }
+        Ok(enqueued)
+    }
 }
 
 impl PostgresOutbox {
@@ -116,7 +139,8 @@ impl PostgresOutbox {
     }
 
     /// Writes events in the caller's transaction, in this order, in one statement (with
-    /// sea-orm in one each).
+    /// sea-orm in one each). After an error the transaction can only be rolled back, as after that of any
+    /// statement.
     pub async fn enqueue_all(
         &self,
         transaction: &mut impl PostgresTransaction,
@@ -125,19 +149,14 @@ impl PostgresOutbox {
         let inner = &*self.inner;
         let events = checked(events, inner.limits, inner.default_tenant.as_deref())?;
         refuse_two_of_one_id(&events)?;
-        let mut enqueued = Vec::with_capacity(events.len());
-        for piece in pieces(&events, usize::MAX, STATEMENT_BYTES) {
-            let written = transaction.insert(&inner.statements, piece).await?;
-            let written: Written = written.into_iter().collect();
-            let known = match missing(piece, &written) {
-                ids if ids.is_empty() => Found::new(),
-                ids => {
-                    let known = transaction.find_known(&inner.statements, &ids).await?;
-                    known.into_iter().collect()
-                }
-            };
-            enqueued.extend(answers(piece, written, &known)?);
-        }
+        let enqueued = match inner.write(transaction, &events).await {
+            Err(error) if events.len() > 1 => {
+                // A conflict is none to the server: it would commit the events that were written.
+                transaction.fail(&inner.statements).await;
+                return Err(error);
+            }
+            enqueued => enqueued?,
+        };
         let written = events.iter().zip(&enqueued).filter(|(_, enqueued)| !enqueued.duplicate);
         inner.meter.enqueued(written.map(|(event, _)| event));
         Ok(enqueued)

@@ -1,6 +1,6 @@
 //! A part of a transaction that can be taken back.
 
-use posthaste_core::Result;
+use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::Dialect;
 use sqlx::{Pool, Transaction};
 
@@ -34,8 +34,17 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
     /// Keeps what was done since. It is committed with the transaction.
     pub async fn release(self) -> Result<()> {
         let Self { inner, pool: _, mut batches, outer } = self;
+        if outer.is_torn() {
+            return Err(Error::new(
+                ErrorKind::State,
+                "a call that wrote in the savepoint was given up half-way; it was rolled back",
+            ));
+        }
+        // Whoever gives up here does not learn whether it was kept.
+        outer.writing(true);
         let kept = inner.commit().await;
         kept.map_err(|error| commit_failed(error, "the savepoint could not be released"))?;
+        outer.writing(false);
         outer.take_over(&mut batches);
         Ok(())
     }
@@ -54,6 +63,11 @@ impl<DB: Dialect> EnqueueIn<DB> for Savepoint<'_, DB> {
 
     fn pool(&self) -> Option<&Pool<DB>> {
         Some(&self.pool)
+    }
+
+    fn writing(&mut self, under_way: bool) {
+        // One that is given up half-way leaves the connection as no rollback to the savepoint mends it.
+        self.outer.writing(under_way);
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use posthaste_core::{Error, ErrorKind, Result};
-use posthaste_stores::{Dialect, is_rolled_back};
+use posthaste_stores::{Dialect, dialect::IN_FAILED_TRANSACTION, is_rolled_back};
 use sqlx::{Connection, Pool, Transaction, error::DatabaseError};
 
 use crate::{
@@ -22,63 +22,92 @@ use crate::{
 /// driver does not tell what becomes of it. [`savepoint`](Self::savepoint) does.
 pub struct OutboxTransaction<DB: Dialect> {
     // Before `batches`: the rollback is under way when the hooks are told of it.
-    inner: Transaction<'static, DB>,
-    pool: Pool<DB>,
+    open: Open<DB>,
     batches: Batches,
+    /// The last statement was one of ours, and has succeeded. The application's are its own.
+    proven: bool,
 }
 
 impl<DB: Dialect> OutboxTransaction<DB> {
     pub(crate) fn new(inner: Transaction<'static, DB>, pool: Pool<DB>) -> Self {
-        Self { inner, pool, batches: Batches::default() }
+        let open = Open { transaction: Some(inner), pool };
+        Self { open, batches: Batches::default(), proven: true }
     }
 
     /// The connection, for queries: `query.execute(tx.connection())`.
     pub fn connection(&mut self) -> &mut DB::Connection {
-        &mut self.inner
+        self
+    }
+
+    /// A statement of ours was the last one, and has succeeded.
+    pub(crate) fn prove(&mut self) {
+        self.proven = true;
     }
 
     /// Begins a part that can be taken back.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, DB>> {
-        let inner = self.inner.begin().await;
+        self.proven = false;
+        let Self { open, batches, .. } = self;
+        let pool = open.pool.clone();
+        let inner = open.begin().await;
         let inner = inner.map_err(|error| commit_failed(error, "no savepoint could be set"))?;
-        Ok(Savepoint::new(inner, self.pool.clone(), &mut self.batches))
+        Ok(Savepoint::new(inner, pool, batches))
     }
 
     /// Commits, then hands over what was enqueued. When the result of the commit is unknown, the
     /// relay is only woken: it finds by itself whether there is anything.
     ///
-    /// PostgreSQL answers the commit of a transaction in which a statement has failed with success, and
-    /// rolls it back. Where the application's hooks would be told of such a commit, one more
-    /// question to the server makes it the error that it is.
+    /// It is an error where nothing was committed, also where the server would answer with success: a
+    /// statement has failed before (PostgreSQL), the server has ended the transaction (MySQL), or a call of
+    /// `enqueue` or `release` was dropped half-way. On PostgreSQL this costs one question more, unless
+    /// `enqueue` came last.
     pub async fn commit(self) -> Result<()> {
-        let Self { mut inner, pool: _, mut batches } = self;
-        let told = batches.written.iter().any(|(hooks, _)| hooks.has_application_hooks());
-        if told && DB::has_failed(&mut inner).await {
+        let Self { mut open, mut batches, proven } = self;
+        let refusal = if batches.is_torn() {
+            Some("a call that wrote in the transaction was given up half-way; it was rolled back")
+        } else if !DB::in_transaction(&mut open) {
+            // The driver rolls back whole what it was setting a savepoint in.
+            Some("the transaction has ended before, with a savepoint that was given up half-way")
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
             // The hooks are told when the rollback is under way.
-            drop(inner);
-            return Err(Error::new(
-                ErrorKind::Database,
-                "a statement has failed in the transaction; it was rolled back",
-            ));
+            drop(open);
+            return Err(Error::new(ErrorKind::State, refusal));
         }
         // From here on it is unknown until it is known: nobody may wait for the answer.
         batches.end = Moment::Unknown;
-        match inner.commit().await {
+        match DB::commit(open.take(), proven).await {
             Ok(()) => {
                 batches.end = Moment::Committed;
                 Ok(())
             }
             Err(error) if is_rolled_back(&error) => {
                 batches.end = Moment::RolledBack;
+                let code = error.as_database_error().and_then(DatabaseError::code);
+                if code.as_deref() == Some(IN_FAILED_TRANSACTION) {
+                    let message = "a statement has failed in the transaction; it was rolled back";
+                    return Err(Error::new(ErrorKind::Database, message).with_source(error));
+                }
                 Err(commit_failed(error, "the database refused the commit; it was rolled back"))
+            }
+            Err(error) if DB::had_ended(&error) => {
+                let message = "the server has ended the transaction before the commit, as it does with \
+                               one of two that wait for each other; begin another one";
+                Err(Error::new(ErrorKind::State, message).with_source(error))
             }
             Err(error) => Err(commit_failed(error, "the result of the commit is unknown")),
         }
     }
 
     /// Rolls back: nothing was enqueued, whatever the database answers.
-    pub async fn rollback(self) -> Result<()> {
-        self.inner.rollback().await.map_err(|error| {
+    pub async fn rollback(mut self) -> Result<()> {
+        if self.batches.is_torn() {
+            // In the background: the driver can have lost its place in the server's answers.
+            return Ok(());
+        }
+        self.open.take().rollback().await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }
@@ -93,30 +122,75 @@ pub(crate) fn commit_failed(error: sqlx::Error, message: &'static str) -> Error 
     Error::new(kind, message).with_source(error)
 }
 
+/// A transaction that was begun. Dropped before it was taken, it is rolled back.
+struct Open<DB: Dialect> {
+    /// `None` when its end has begun.
+    transaction: Option<Transaction<'static, DB>>,
+    pool: Pool<DB>,
+}
+
+impl<DB: Dialect> Open<DB> {
+    /// For its end.
+    fn take(&mut self) -> Transaction<'static, DB> {
+        self.transaction.take().expect(ENDED)
+    }
+}
+
+/// Only what consumes the transaction takes it.
+const ENDED: &str = "its end has consumed it";
+
+impl<DB: Dialect> Deref for Open<DB> {
+    type Target = Transaction<'static, DB>;
+
+    fn deref(&self) -> &Self::Target {
+        self.transaction.as_ref().expect(ENDED)
+    }
+}
+
+impl<DB: Dialect> DerefMut for Open<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.transaction.as_mut().expect(ENDED)
+    }
+}
+
+impl<DB: Dialect> Drop for Open<DB> {
+    fn drop(&mut self) {
+        if let Some(transaction) = self.transaction.take() {
+            DB::abandon(transaction, &self.pool);
+        }
+    }
+}
+
 impl<DB: Dialect> Deref for OutboxTransaction<DB> {
     type Target = Transaction<'static, DB>;
 
     fn deref(&self) -> &Self::Target {
-        &self.inner
+        &self.open
     }
 }
 
 impl<DB: Dialect> DerefMut for OutboxTransaction<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.inner
+        self.proven = false;
+        &mut self.open
     }
 }
 
 impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
     fn connection(&mut self) -> &mut DB::Connection {
-        &mut self.inner
+        self
     }
 
     fn pool(&self) -> Option<&Pool<DB>> {
-        Some(&self.pool)
+        Some(&self.open.pool)
+    }
+
+    fn writing(&mut self, under_way: bool) {
+        self.batches.writing(under_way);
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
+        self.prove();
         self.batches.add(written, hooks);
     }
 }
@@ -126,15 +200,30 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
 pub(crate) struct Batches {
     written: Vec<(Hooks, Vec<Written>)>,
     end: Moment,
+    /// A call that writes is under way, or was dropped half-way.
+    under_way: bool,
+    /// One was dropped half-way, and others came after it.
+    torn: bool,
 }
 
 impl Default for Batches {
     fn default() -> Self {
-        Self { written: Vec::new(), end: Moment::RolledBack }
+        Self { written: Vec::new(), end: Moment::RolledBack, under_way: false, torn: false }
     }
 }
 
 impl Batches {
+    /// A call begins to write, or has come to its end.
+    pub(crate) fn writing(&mut self, under_way: bool) {
+        self.torn |= self.under_way && under_way;
+        self.under_way = under_way;
+    }
+
+    /// Whether it is not known what was written.
+    pub(crate) fn is_torn(&self) -> bool {
+        self.torn || self.under_way
+    }
+
     pub(crate) fn add(&mut self, mut written: Vec<Written>, hooks: &Hooks) {
         // A bulk load keeps its payloads in memory only for an application that wants them.
         if !hooks.has_application_hooks() {

@@ -3,9 +3,12 @@
 use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Enqueued, Event, Result, store::Store};
-use sqlx::{Database, Pool, Transaction, error::DatabaseError};
+use sqlx::{Database, Pool, SqlStr, Transaction, error::DatabaseError};
 
 use crate::Tables;
+
+/// PostgreSQL's answer to every statement of a transaction in which one has failed.
+pub const IN_FAILED_TRANSACTION: &str = "25P02";
 
 /// A database that Posthaste can write to through sqlx.
 pub trait Dialect: Database {
@@ -14,6 +17,10 @@ pub trait Dialect: Database {
     /// already writes nothing and gives the first sequence; with another tenant, type or key it is
     /// an error of kind `Conflict`, and so is an id that comes twice in one call with different
     /// content.
+    ///
+    /// An error leaves none of the events behind: on PostgreSQL the transaction can then only be rolled
+    /// back, as after the error of any statement; elsewhere the caller may go on with it. A call that
+    /// is dropped half-way may have written some.
     fn enqueue<'c>(
         connection: &'c mut Self::Connection,
         tables: &'c Tables,
@@ -23,11 +30,19 @@ pub trait Dialect: Database {
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
 
-    /// Whether the transaction that is open on this connection can only be rolled back, although its
-    /// commit would be answered with success: PostgreSQL does that when a statement has failed.
-    fn has_failed(connection: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+    /// Refuses when the server has ended the transaction that the driver takes for open on this
+    /// connection, as MySQL does to resolve a deadlock: whatever is written then commits by itself.
+    /// The connection is of no use after that.
+    fn still_open(connection: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send {
         let _ = connection;
-        std::future::ready(false)
+        std::future::ready(Ok(()))
+    }
+
+    /// Whether [`commit`](Self::commit) has failed because the server had ended the transaction before.
+    /// What was enqueued in it is undone, unless a statement had committed it.
+    fn had_ended(error: &sqlx::Error) -> bool {
+        let _ = error;
+        false
     }
 
     /// Begins a transaction that will write. On SQLite it takes the write lock at once: one that
@@ -35,11 +50,42 @@ pub trait Dialect: Database {
     fn begin(
         pool: &Pool<Self>,
     ) -> impl Future<Output = Result<Transaction<'static, Self>, sqlx::Error>> + Send {
-        pool.begin()
+        begin_undisturbed(pool, None)
+    }
+
+    /// Commits a transaction of [`begin`](Self::begin), and never says so of one that was rolled back:
+    /// PostgreSQL answers the commit of a transaction in which a statement has failed with success, and
+    /// MySQL that of one which it has ended itself. `proven`: the last statement in it has succeeded.
+    fn commit(
+        transaction: Transaction<'static, Self>,
+        proven: bool,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
+        let _ = proven;
+        transaction.commit()
+    }
+
+    /// Rolls a transaction back that was dropped, whatever its caller was waiting for. The connection goes
+    /// back to this pool fit for its next user, or not at all.
+    fn abandon(transaction: Transaction<'static, Self>, pool: &Pool<Self>) {
+        let _ = pool;
+        drop(transaction);
     }
 
     /// The relay's side of the same outbox.
     fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;
+}
+
+/// Begins a transaction, and comes to the end of that when its caller is dropped meanwhile. The driver
+/// counts a transaction only when it has the answer: before, a connection that is dropped goes back
+/// to its pool with a transaction open that nobody knows of, and the next user's writes land in it.
+pub(crate) async fn begin_undisturbed<DB: Database>(
+    pool: &Pool<DB>,
+    statement: Option<SqlStr>,
+) -> Result<Transaction<'static, DB>, sqlx::Error> {
+    let connection = pool.acquire().await?;
+    // What nobody takes is dropped as the transaction that it is by then, and rolls back.
+    let begun = tokio::spawn(Transaction::begin(connection, statement)).await;
+    begun.map_err(|_| sqlx::Error::WorkerCrashed)?
 }
 
 /// Whether the database itself answered a commit with "no", so that nothing was committed. Of
@@ -49,7 +95,12 @@ pub fn is_rolled_back(error: &sqlx::Error) -> bool {
     code.is_some_and(|code| match code.parse::<u32>() {
         // SQLite: busy and constraint, with their extended codes. The driver rolls back then.
         Ok(number) if code.len() < 5 => matches!(number & 0xff, 5 | 19),
-        // Violated constraints, serialisation and deadlocks; 40003 is "completion unknown".
-        _ => code.starts_with("23") || (code.starts_with("40") && code != "40003"),
+        // A transaction in which a statement has failed; violated constraints, serialisation and
+        // deadlocks; 40003 is "completion unknown".
+        _ => {
+            code == IN_FAILED_TRANSACTION
+                || code.starts_with("23")
+                || (code.starts_with("40") && code != "40003")
+        }
     })
 }

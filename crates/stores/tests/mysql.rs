@@ -27,6 +27,8 @@ use uuid::Uuid;
 
 #[path = "mysql/claims.rs"]
 mod claims;
+#[path = "mysql/enqueue.rs"]
+mod enqueue;
 #[path = "mysql/jumps.rs"]
 mod jumps;
 #[path = "mysql/lives.rs"]

@@ -83,6 +83,14 @@ pub const FIND_KNOWN: &str = "
     from {events}
     where event_id = any($1::uuid[])";
 
+/// Takes the ids of [`FIND_KNOWN`], and fails, so that the transaction can only be rolled back: after an
+/// error nobody knows which of a call's events are in it.
+pub const FAIL: &str = "
+    select event_id, sequence, event_type, aggregate_type, aggregate_id, tenant, ordering_key
+    from {events}
+    where event_id = any($1::uuid[])
+      and cast('posthaste: after an enqueue that failed, roll back' as integer) = 0";
+
 /// The statements of one outbox.
 #[derive(Debug, Clone)]
 pub struct Statements {
@@ -92,13 +100,20 @@ pub struct Statements {
     pub insert: String,
     /// [`FIND_KNOWN`]
     pub find_known: String,
+    /// [`FAIL`]
+    pub fail: String,
 }
 
 impl Statements {
     /// The statements of the outbox of this name.
     pub fn of(table: &TableName) -> Self {
         let fill = |template: &str| template.replace("{events}", &table.qualified());
-        Self { insert_one: fill(INSERT_ONE), insert: fill(INSERT), find_known: fill(FIND_KNOWN) }
+        Self {
+            insert_one: fill(INSERT_ONE),
+            insert: fill(INSERT),
+            find_known: fill(FIND_KNOWN),
+            fail: fill(FAIL),
+        }
     }
 }
 

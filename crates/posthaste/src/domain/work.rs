@@ -73,8 +73,7 @@ impl<DB: Dialect> UnitOfWork<DB> {
     pub async fn commit(mut self) -> Result<Vec<Enqueued>> {
         let (events, written) = self.collect()?;
         let enqueued = self.outbox.enqueue_all(&mut self.transaction, events).await?;
-        // Nothing runs between the insert and the commit: in a transaction in which a statement has failed
-        // the insert fails, so this commit is none that PostgreSQL silently turns into a rollback.
+        // Without events there was no insert to fail: the commit is an error when a statement has.
         self.transaction.commit().await?;
         for (tracked, up_to) in self.tracked.iter().zip(written) {
             tracked.log.lock().retain(|raised| Some(raised.number) > up_to);

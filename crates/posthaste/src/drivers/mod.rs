@@ -43,6 +43,14 @@ pub trait PostgresTransaction: Send {
         statements: &Statements,
         ids: &[Uuid],
     ) -> impl Future<Output = Result<Vec<(Uuid, Known)>>> + Send;
+
+    /// Makes the transaction one that can only be rolled back, by a statement that fails.
+    fn fail(&mut self, statements: &Statements) -> impl Future<Output = ()> + Send {
+        let failing = Statements { find_known: statements.fail.clone(), ..statements.clone() };
+        async move {
+            let _ = self.find_known(&failing, &[]).await;
+        }
+    }
 }
 
 /// What the insert is called in errors.

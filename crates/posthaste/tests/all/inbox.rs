@@ -364,9 +364,71 @@ fn the_id_is_found_whatever_the_format_and_the_broker() {
             };
             assert_eq!(message_id(find), Some(&*id), "{format} with {prefix:?}, replay {replay}");
         }
+        let message = MessageFormat::CloudEventsStructured.message(&envelope, "ce-");
+        let body: serde_json::Value = serde_json::from_slice(&message.body).unwrap();
+        assert_eq!(body["id"], *id, "replay {replay}");
+        assert_eq!(body["replay"].as_str(), (replay > 0).then_some("2"));
         let broker = envelope.deduplication_id();
         assert_eq!(message_id(|name| (name == "Nats-Msg-Id").then_some(&*broker)), Some(&*id));
     }
     assert_eq!(message_id(|_| None), None);
     assert_eq!(message_id(|_| Some("a/1")), Some("a/1"), "an id of somebody else's");
+}
+
+/// A service that passes the headers of the message it handles on to its own events, as it does for
+/// correlation: a consumer further down must not take them for one.
+#[tokio::test]
+async fn events_that_carry_the_headers_of_a_message_have_ids_of_their_own() {
+    let fixture = <sqlx::Sqlite as TestDatabase>::fixture().await;
+    let upstream = [("posthaste-id", "upstream"), ("ce-id", "upstream"), ("id", "upstream")];
+    let event = || {
+        let builder = posthaste::Event::builder("Happened").raw_json("{}");
+        builder.headers(upstream).header("correlation", "7").build().unwrap()
+    };
+    let events = [event(), event()];
+    fixture.enqueue(events.to_vec()).await;
+    // Another language has written the headers as they were.
+    fixture
+        .sql(
+            "update {events} set headers = '{\"posthaste-id\":\"upstream\",\"correlation\":\"7\"}'",
+        )
+        .await;
+    let transport = posthaste::transports::memory::MemoryTransport::new();
+    fixture.relay(transport.clone(), crate::support::quick()).relay_once().await.unwrap();
+    let delivered = transport.delivered();
+    assert_eq!(delivered.len(), 2);
+    for envelope in delivered {
+        assert_eq!(envelope.event.headers()["correlation"], "7");
+        let id = envelope.event.id().to_string();
+        for format in [MessageFormat::Raw, MessageFormat::CloudEventsBinary] {
+            let message = format.message(&envelope, "ce-");
+            let find = |name: &str| {
+                message.headers().find(|(known, _)| *known == name).map(|(_, value)| value)
+            };
+            assert_eq!(message_id(find), Some(&*id), "{format}");
+        }
+        let message = MessageFormat::CloudEventsStructured.message(&envelope, "ce-");
+        assert!(message.headers().all(|(name, _)| name == "correlation"));
+    }
+    fixture.clean().await;
+}
+
+/// Behind a transaction pooler that does not follow prepared statements a name could be another's.
+#[tokio::test]
+async fn without_named_statements_the_inbox_leaves_none_on_its_connection() {
+    const LEFT: &str = "
+        select count(*) from pg_prepared_statements where statement like '%insert into%_inbox %'
+            and statement not like '%pg_prepared_statements%'";
+
+    let fixture = <sqlx::Postgres as TestDatabase>::fixture().await;
+    let named = Inbox::<sqlx::Postgres>::new(fixture.table());
+    let unnamed = named.clone().without_named_statements();
+    let mut tx = begin(&fixture).await;
+    for (inbox, left) in [(unnamed, 0), (named, 1)] {
+        assert!(inbox.first(&mut tx, "billing", &left.to_string()).await.unwrap());
+        let found: i64 = sqlx::query_scalar(LEFT).fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(found, left);
+    }
+    tx.rollback().await.unwrap();
+    fixture.clean().await;
 }

@@ -17,6 +17,8 @@ mod destinations;
 
 mod domain;
 
+mod ended;
+
 mod global;
 
 mod held_back;

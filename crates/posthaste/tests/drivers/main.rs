@@ -21,6 +21,8 @@ mod sea_orm;
 
 mod wake;
 
+mod failed;
+
 use self::{
     adapter::{Adapter, Route},
     diesel_async::DieselAsync,

@@ -15,13 +15,17 @@ use posthaste_core::{
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlArguments, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{listing, number, padded, row::key_hash};
+use super::{
+    listing, number, padded,
+    row::key_hash,
+    transaction::{still_open, undo},
+};
 use crate::{Enqueued, Tables, failure::failed};
 
 /// Most events in one statement: 16 values each, of the 65,535 that a statement may have.
 const STATEMENT_EVENTS: usize = 1000;
 
-/// Payload bytes in one statement: a server takes 16 MB in one packet unless told otherwise.
+/// Bytes of events in one statement: a server takes 16 MB in one packet unless told otherwise.
 const STATEMENT_BYTES: usize = 4 * 1024 * 1024;
 
 /// A unique key met a value that is there already.
@@ -34,17 +38,31 @@ pub(super) async fn enqueue(
     events: &[Event],
 ) -> Result<Vec<Enqueued>> {
     refuse_two_of_one_id(events)?;
-    match events {
-        [] => Ok(Vec::new()),
-        [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
-        _ => {
-            let mut enqueued = HashMap::with_capacity(events.len());
-            for piece in pieces(events, STATEMENT_EVENTS, STATEMENT_BYTES) {
-                enqueue_many(connection, tables, piece, &mut enqueued).await?;
-            }
-            answers(events, &mut enqueued)
-        }
+    if events.is_empty() {
+        return Ok(Vec::new());
     }
+    still_open(connection).await?;
+    if let [event] = events {
+        return Ok(vec![enqueue_one(connection, tables, event).await?]);
+    }
+    let enqueued = enqueue_pieces(connection, tables, events).await;
+    if enqueued.is_err() {
+        // The caller may go on with its transaction, and commit it.
+        undo(connection).await;
+    }
+    enqueued
+}
+
+async fn enqueue_pieces(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    events: &[Event],
+) -> Result<Vec<Enqueued>> {
+    let mut enqueued = HashMap::with_capacity(events.len());
+    for piece in pieces(events, STATEMENT_EVENTS, STATEMENT_BYTES) {
+        enqueue_many(connection, tables, piece, &mut enqueued).await?;
+    }
+    answers(events, &mut enqueued)
 }
 
 const INSERT: &str = "
@@ -102,12 +120,7 @@ async fn enqueue_one(
                 return duplicate(event, Some(known));
             }
             // Committed since this transaction began: what is compared cannot be seen, only its number.
-            let sequence: Option<i64> = sqlx::query_scalar(tables.sql(FIND_LATEST))
-                .bind(id.hyphenated().to_string())
-                .fetch_optional(connection)
-                .await
-                .map_err(failed("looking for an event that was written before"))?;
-            match sequence {
+            match find_latest(connection, tables, id).await? {
                 Some(sequence) => Ok(Enqueued { id, sequence, duplicate: true }),
                 None => duplicate(event, None),
             }
@@ -117,7 +130,8 @@ async fn enqueue_one(
 }
 
 /// Writes what is not there yet in one statement. A duplicate undoes it whole: then those that
-/// this transaction can see are left out, and if it sees none, the events go one by one.
+/// this transaction can see and that are there for good are left out, and if there are none, the events
+/// go one by one.
 async fn enqueue_many(
     connection: &mut MySqlConnection,
     tables: &Tables,
@@ -137,7 +151,14 @@ async fn enqueue_many(
             return Ok(());
         }
         let ids: Vec<Uuid> = left.iter().map(|event| event.id()).collect();
-        let known = find_known(connection, tables, &ids).await?;
+        let mut known = find_known(connection, tables, &ids).await?;
+        for id in ids {
+            // Under `read uncommitted` it can be another transaction's, which has not ended: this waits
+            // for it, and finds nothing when it was rolled back.
+            if known.contains_key(&id) && find_latest(connection, tables, id).await?.is_none() {
+                known.remove(&id);
+            }
+        }
         if known.is_empty() {
             break;
         }
@@ -185,6 +206,18 @@ const FIND_LATEST: &str = "
     select sequence from {events} force index ({bare}_event_idx)
     where event_id = ?
     lock in share mode";
+
+async fn find_latest(
+    connection: &mut MySqlConnection,
+    tables: &Tables,
+    id: Uuid,
+) -> Result<Option<i64>> {
+    sqlx::query_scalar(tables.sql(FIND_LATEST))
+        .bind(id.hyphenated().to_string())
+        .fetch_optional(connection)
+        .await
+        .map_err(failed("looking for an event that was written before"))
+}
 
 async fn find_known(
     connection: &mut MySqlConnection,

@@ -13,6 +13,8 @@ mod schema;
 
 mod enqueue;
 
+mod transaction;
+
 #[macro_use]
 mod life;
 
@@ -67,16 +69,19 @@ use std::{
 
 use posthaste_core::{Event, Result, store::Store};
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Transaction,
+    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, SqlSafeStr,
+    Transaction,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
 use crate::{
     Dialect, Enqueued, Options, Tables,
     connect::{ACQUIRE_TIMEOUT, open_pool},
+    dialect::begin_undisturbed,
     failure::failed,
     sessions::Sessions,
 };
+use tokio::runtime::Handle;
 use tracker::Tracker;
 
 /// What every connection of a relay is told. The server ends a transaction whose client has fallen
@@ -206,7 +211,8 @@ impl MySqlStore {
         // Asked for now: inside the transaction it would take a second connection.
         self.shard_count().await?;
         self.claim_style().await?;
-        self.pool.begin_with(BEGIN).await.map_err(failed(doing))
+        let begun = begin_undisturbed(&self.pool, Some(BEGIN.into_sql_str())).await;
+        begun.map_err(failed(doing))
     }
 
     /// How rows are claimed on this server.
@@ -325,6 +331,33 @@ impl Dialect for MySql {
 
     fn in_transaction(connection: &mut MySqlConnection) -> bool {
         connection.is_in_transaction()
+    }
+
+    async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
+        transaction::still_open(connection).await
+    }
+
+    async fn begin(pool: &MySqlPool) -> Result<Transaction<'static, Self>, sqlx::Error> {
+        transaction::begin(pool).await
+    }
+
+    async fn commit(
+        transaction: Transaction<'static, Self>,
+        _proven: bool,
+    ) -> Result<(), sqlx::Error> {
+        transaction::commit(transaction).await
+    }
+
+    fn had_ended(error: &sqlx::Error) -> bool {
+        transaction::had_ended(error)
+    }
+
+    fn abandon(transaction: Transaction<'static, Self>, pool: &MySqlPool) {
+        let Ok(runtime) = Handle::try_current() else {
+            // The program is on its way out, and its connections with it.
+            return drop(transaction);
+        };
+        runtime.spawn(transaction::abandon(transaction, pool.clone()));
     }
 
     fn store(pool: MySqlPool, tables: Tables) -> Arc<dyn Store> {

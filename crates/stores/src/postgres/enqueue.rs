@@ -4,7 +4,7 @@ use posthaste_core::{
     Event, Result,
     enqueue::{
         Found, Known, Written, answers, duplicate, missing, pieces,
-        postgres::{Columns, FIND_KNOWN, INSERT, INSERT_ONE, Row, STATEMENT_BYTES},
+        postgres::{Columns, FAIL, FIND_KNOWN, INSERT, INSERT_ONE, Row, STATEMENT_BYTES},
         refuse_two_of_one_id,
     },
 };
@@ -24,13 +24,28 @@ pub(super) async fn enqueue(
         [] => Ok(Vec::new()),
         [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
         _ => {
-            let mut enqueued = Vec::with_capacity(events.len());
-            for piece in pieces(events, usize::MAX, STATEMENT_BYTES) {
-                enqueued.extend(enqueue_many(connection, tables, piece).await?);
+            let enqueued = enqueue_pieces(connection, tables, events).await;
+            if enqueued.is_err() {
+                // A conflict is none to the server: it would commit the events that were written.
+                let nothing: Vec<Uuid> = Vec::new();
+                let failing = sqlx::query(tables.sql(FAIL)).persistent(false).bind(nothing);
+                let _ = failing.execute(connection).await;
             }
-            Ok(enqueued)
+            enqueued
         }
     }
+}
+
+async fn enqueue_pieces(
+    connection: &mut PgConnection,
+    tables: &Tables,
+    events: &[Event],
+) -> Result<Vec<Enqueued>> {
+    let mut enqueued = Vec::with_capacity(events.len());
+    for piece in pieces(events, usize::MAX, STATEMENT_BYTES) {
+        enqueued.extend(enqueue_many(connection, tables, piece).await?);
+    }
+    Ok(enqueued)
 }
 
 async fn enqueue_one(

@@ -20,6 +20,7 @@ impl InboxDialect for Postgres {
             on conflict (consumer, message_id) do nothing";
 
         let recorded = sqlx::query(tables.sql(RECORD))
+            .persistent(tables.named_statements())
             .bind(consumer)
             .bind(message_id)
             .execute(connection)

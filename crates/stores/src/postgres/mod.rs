@@ -204,13 +204,15 @@ impl Dialect for Postgres {
         connection.is_in_transaction()
     }
 
-    /// In a failed transaction every statement fails, and says why.
-    async fn has_failed(connection: &mut PgConnection) -> bool {
-        const IN_FAILED_TRANSACTION: &str = "25P02";
-
-        let asked = connection.execute("select 1").await;
-        let error = asked.as_ref().err().and_then(sqlx::Error::as_database_error);
-        error.is_some_and(|error| error.code().as_deref() == Some(IN_FAILED_TRANSACTION))
+    async fn commit(
+        mut transaction: Transaction<'static, Self>,
+        proven: bool,
+    ) -> Result<(), sqlx::Error> {
+        if !proven {
+            // In a failed transaction every statement fails but the commit.
+            transaction.execute("select 1").await?;
+        }
+        transaction.commit().await
     }
 
     fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {

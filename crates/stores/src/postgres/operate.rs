@@ -12,12 +12,13 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 use uuid::Uuid;
 
 use super::{PostgresStore, inspect::with_filter, micros, row::status_of};
-use crate::failure::failed;
+use crate::{dialect::begin_undisturbed, failure::failed};
 
 #[async_trait]
 impl Operate for PostgresStore {
     async fn replay(&self, selection: &Selection) -> Result<u64> {
-        let mut transaction = self.pool.begin().await.map_err(failed("replaying"))?;
+        let mut transaction =
+            begin_undisturbed(&self.pool, None).await.map_err(failed("replaying"))?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Replay).await?,
             Selection::These { sequences, status } => {
@@ -41,7 +42,8 @@ impl Operate for PostgresStore {
     }
 
     async fn discard(&self, selection: &Selection) -> Result<u64> {
-        let mut transaction = self.pool.begin().await.map_err(failed("discarding"))?;
+        let mut transaction =
+            begin_undisturbed(&self.pool, None).await.map_err(failed("discarding"))?;
         let picked = match selection {
             Selection::One(id) => self.pick_one(&mut transaction, *id, Step::Discard).await?,
             Selection::These { sequences, status } => {

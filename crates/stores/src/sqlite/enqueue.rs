@@ -6,7 +6,7 @@ use posthaste_core::{
     enqueue::{Found, Known, Written, answers, duplicate, missing, refuse_two_of_one_id},
     envelope::{headers_column, ordering_column},
 };
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Executor, QueryBuilder, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
 use super::list;
@@ -14,6 +14,8 @@ use crate::{Enqueued, Tables, failure::failed};
 
 /// Events in one statement: 15 values each, and SQLite takes 32,766 in all.
 const STATEMENT_EVENTS: usize = 1_000;
+
+const WRITING: &str = "writing events";
 
 /// See [`Dialect::enqueue`](crate::Dialect::enqueue).
 pub(super) async fn enqueue(
@@ -26,13 +28,32 @@ pub(super) async fn enqueue(
         [] => Ok(Vec::new()),
         [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
         _ => {
-            let mut enqueued = Vec::with_capacity(events.len());
-            for chunk in events.chunks(STATEMENT_EVENTS) {
-                enqueued.extend(enqueue_many(connection, tables, chunk).await?);
+            connection.execute("savepoint posthaste_enqueue").await.map_err(failed(WRITING))?;
+            let enqueued = enqueue_pieces(connection, tables, events).await;
+            if enqueued.is_err() {
+                // The caller may go on with its transaction, and commit it. Fails when SQLite has ended
+                // the whole transaction.
+                let _ = connection.execute("rollback to posthaste_enqueue").await;
             }
-            Ok(enqueued)
+            let released = connection.execute("release posthaste_enqueue").await;
+            if enqueued.is_ok() {
+                released.map_err(failed(WRITING))?;
+            }
+            enqueued
         }
     }
+}
+
+async fn enqueue_pieces(
+    connection: &mut SqliteConnection,
+    tables: &Tables,
+    events: &[Event],
+) -> Result<Vec<Enqueued>> {
+    let mut enqueued = Vec::with_capacity(events.len());
+    for chunk in events.chunks(STATEMENT_EVENTS) {
+        enqueued.extend(enqueue_many(connection, tables, chunk).await?);
+    }
+    Ok(enqueued)
 }
 
 const INSERT_ONE: &str = "
@@ -116,7 +137,7 @@ async fn enqueue_many(
         .try_map(|row: SqliteRow| Ok((id(&row)?, row.try_get(1)?)))
         .fetch_all(&mut *connection)
         .await
-        .map_err(failed("writing events"))?;
+        .map_err(failed(WRITING))?;
     let written: Written = rows.into_iter().collect();
     let known = find_known(connection, tables, &missing(events, &written)).await?;
     answers(events, written, &known)

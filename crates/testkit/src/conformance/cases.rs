@@ -58,6 +58,7 @@ macro_rules! store_conformance {
                 the_same_id_with_another_tenant_type_or_key_is_a_conflict
                 no_tenant_is_another_tenant
                 one_id_for_two_events_of_one_call_is_a_conflict
+                a_call_that_fails_leaves_none_of_its_events
             }
             content {
                 every_field_comes_back_as_it_was_enqueued

@@ -180,6 +180,25 @@ pub async fn one_id_for_two_events_of_one_call_is_a_conflict<DB: Dialect>(subjec
     assert!(outbox.owner().await.read_all().await.is_empty());
 }
 
+/// An application that passes over the error and commits has none of the call's events, also of a call
+/// that takes several statements. Where the server commits nothing after that, it has no others either.
+pub async fn a_call_that_fails_leaves_none_of_its_events<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let known = event(1);
+    let first = outbox.enqueue_one(&known).await;
+    let other = Event::builder("Undone").id(known.id()).raw_json("{}").build().unwrap();
+    let owner = outbox.owner().await;
+    for new in [1, 1_500] {
+        let mut events: Vec<Event> = (0..new).map(event).collect();
+        events.push(other.clone());
+        let mut transaction = outbox.begin().await;
+        let error = refusal(DB::enqueue(&mut transaction, &outbox.tables, &events).await);
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+        let _ = transaction.commit().await;
+        assert_eq!(sequences(&owner.read_all().await), [first.sequence]);
+    }
+}
+
 async fn conflicts<DB: Dialect>(outbox: &Outbox<DB>, events: &[Event], id: Uuid, what: &str) {
     let mut transaction = outbox.begin().await;
     let error = refusal(DB::enqueue(&mut transaction, &outbox.tables, events).await);

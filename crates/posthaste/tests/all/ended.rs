@@ -1,0 +1,387 @@
+//! Transactions that the server has ended, or will not commit: nothing is written outside of them, and
+//! nobody is told that they were committed.
+
+use std::time::Duration;
+
+use crate::support::{Fixture, TestDatabase, event, soon};
+use futures_util::FutureExt;
+use posthaste::{
+    ErrorKind, Event, Inbox, OutboxTransaction,
+    domain::{Aggregate, Events, UnitOfWork},
+};
+use sqlx::{Connection, MySql, MySqlConnection, Postgres, Sqlite};
+use tokio::task::yield_now;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+on_every_database! {
+    a_batch_that_fails_leaves_nothing_behind,
+    a_commit_after_an_enqueue_that_was_given_up_is_refused,
+    an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction,
+}
+
+const EFFECTS: &str = "select count(*) from {events}_effects";
+const EVENTS: &str = "select count(*) from {events}";
+const INBOX: &str = "select count(*) from {inbox}";
+
+async fn with_effects<DB: TestDatabase>(on: &Fixture<DB>) {
+    on.sql("create table {events}_effects (n int primary key, k int not null)").await;
+}
+
+fn effect<DB: TestDatabase>(on: &Fixture<DB>, n: u32) -> String {
+    on.tables.fill(&format!("insert into {{events}}_effects (n, k) values ({n}, 0)"))
+}
+
+async fn drop_effects<DB: TestDatabase>(on: &Fixture<DB>) {
+    on.sql("drop table {events}_effects").await;
+}
+
+/// Events of which the last one conflicts with what is there already.
+async fn with_a_conflict<DB: TestDatabase>(on: &Fixture<DB>, new: usize) -> Vec<Event> {
+    let known = event("known", 1);
+    on.enqueue(vec![known.clone()]).await;
+    let other = Event::builder("Other").id(known.id()).raw_json("{}").build().unwrap();
+    (0..new).map(|n| event("new", n)).chain([other]).collect()
+}
+
+/// The application logs the error, and commits what it has.
+async fn a_batch_that_fails_leaves_nothing_behind<DB: TestDatabase>(on: &Fixture<DB>) {
+    with_effects(on).await;
+    let outbox = on.outbox();
+    // More than go into one statement on MySQL and SQLite.
+    for (n, new) in [1, 1_500].into_iter().enumerate() {
+        let events = with_a_conflict(on, new).await;
+        let before = on.number(EVENTS).await;
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        DB::run_on(tx.connection(), effect(on, n as u32)).await.unwrap();
+        let failed = outbox.enqueue_all(&mut tx, events.clone()).await.unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Conflict, "{failed}");
+        let committed = tx.commit().await;
+        assert_eq!(on.number(EVENTS).await, before, "{new} new events: {committed:?}");
+        let effects = on.number(EFFECTS).await;
+        if DB::NAME == "PostgreSQL" {
+            assert_eq!((committed.unwrap_err().kind(), effects), (ErrorKind::Database, 0));
+        } else {
+            committed.unwrap();
+            assert_eq!(effects, n as i64 + 1, "the transaction goes on");
+        }
+
+        let mut tx = on.pool.begin().await.unwrap();
+        outbox.enqueue_all(&mut tx, events).await.unwrap_err();
+        let _ = tx.commit().await;
+        assert_eq!(on.number(EVENTS).await, before, "in a driver's own transaction");
+    }
+    drop_effects(on).await;
+}
+
+/// Polls it once. Nearly always that gives it up half-way.
+fn is_given_up<T>(future: impl Future<Output = T>) -> bool {
+    future.now_or_never().is_none()
+}
+
+async fn a_commit_after_an_enqueue_that_was_given_up_is_refused<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    let tx = loop {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        if is_given_up(outbox.enqueue(&mut tx, event("k", 1))) {
+            break tx;
+        }
+    };
+    let refused = soon("the commit", tx.commit()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    assert!(refused.to_string().contains("half-way"), "{refused}");
+    let mut tx = outbox.begin(&on.pool).await.unwrap();
+    let _ = is_given_up(outbox.enqueue(&mut tx, event("k", 2)));
+    let _ = is_given_up(outbox.enqueue(&mut tx, event("k", 3)));
+    soon("the rollback", tx.rollback()).await.unwrap();
+    on.enqueue(vec![event("k", 4)]).await;
+    assert_eq!(on.number(EVENTS).await, 1);
+}
+
+async fn an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    let mut tx = outbox.begin(&on.pool).await.unwrap();
+    outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+    let refused = loop {
+        let mut savepoint = tx.savepoint().await.unwrap();
+        if is_given_up(outbox.enqueue(&mut savepoint, event("k", 2))) {
+            break savepoint.release().await.unwrap_err();
+        }
+        savepoint.rollback().await.unwrap();
+    };
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    let refused = soon("the commit", tx.commit()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    on.enqueue(vec![event("k", 3)]).await;
+    assert_eq!(on.number(EVENTS).await, 1);
+}
+
+/// Makes the server end this transaction to resolve a deadlock: it chooses the one that has written
+/// less.
+async fn deadlock(on: &Fixture<MySql>, connection: &mut MySqlConnection) -> sqlx::Error {
+    let update =
+        |n: u32| on.tables.fill(&format!("update {{events}}_effects set k = k + 1 where n = {n}"));
+    on.sql("delete from {events}_effects where n in (1001, 1002)").await;
+    for n in [1001, 1002] {
+        on.sql(&effect(on, n)).await;
+    }
+    let mut other = on.pool.begin().await.unwrap();
+    MySql::run_on(&mut other, update(1002)).await.unwrap();
+    let more: Vec<_> = (2_000..2_300).map(|n| format!("({n}, 0)")).collect();
+    let more = format!("insert into {{events}}_effects (n, k) values {}", more.join(", "));
+    MySql::run_on(&mut other, on.tables.fill(&more)).await.unwrap();
+    MySql::run_on(connection, update(1001)).await.unwrap();
+    let (second, waits) = (update(1001), update(1002));
+    let waiting = tokio::spawn(async move {
+        MySql::run_on(&mut other, second).await.unwrap();
+        other.rollback().await.unwrap();
+    });
+    let ended = MySql::run_on(connection, waits).await.unwrap_err();
+    soon("the other one", waiting).await.unwrap();
+    on.sql("delete from {events}_effects where n in (1001, 1002)").await;
+    assert!(ended.to_string().contains("1213"), "{ended}");
+    ended
+}
+
+/// The application passes over the deadlock.
+async fn after_a_deadlock(on: &Fixture<MySql>) -> OutboxTransaction<MySql> {
+    let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+    MySql::run_on(tx.connection(), effect(on, 1)).await.unwrap();
+    deadlock(on, tx.connection()).await;
+    tx
+}
+
+async fn fixture() -> Fixture<MySql> {
+    let on = MySql::fixture().await;
+    with_effects(&on).await;
+    on
+}
+
+async fn clean(on: Fixture<MySql>) {
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_after_a_deadlock_is_refused() {
+    let on = fixture().await;
+    let tx = after_a_deadlock(&on).await;
+    let refused = tx.commit().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    assert_eq!(on.number(EFFECTS).await, 0);
+    clean(on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_deadlock_nothing_is_enqueued() {
+    let on = fixture().await;
+    let outbox = on.outbox();
+    for (many, commits) in [(false, true), (true, true), (false, false)] {
+        let mut tx = after_a_deadlock(&on).await;
+        let events = (0..if many { 3 } else { 1 }).map(|n| event("k", n)).collect();
+        let refused = outbox.enqueue_all(&mut tx, events).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        if commits {
+            tx.commit().await.unwrap_err();
+        } else {
+            let _ = tx.rollback().await;
+        }
+        assert_eq!((on.number(EVENTS).await, on.number(EFFECTS).await), (0, 0));
+    }
+    // The same in a driver's own transaction: its commit must not be answered with success either.
+    let mut tx = on.pool.begin().await.unwrap();
+    MySql::run_on(&mut tx, effect(&on, 1)).await.unwrap();
+    deadlock(&on, &mut tx).await;
+    outbox.enqueue(&mut tx, event("k", 1)).await.unwrap_err();
+    tx.commit().await.unwrap_err();
+    assert_eq!((on.number(EVENTS).await, on.number(EFFECTS).await), (0, 0));
+    clean(on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_deadlock_no_message_counts_as_handled() {
+    let on = fixture().await;
+    let inbox = Inbox::<MySql>::new(on.table());
+    let mut tx = after_a_deadlock(&on).await;
+    let refused = inbox.first(&mut tx, "billing", "m").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    let _ = tx.rollback().await;
+    assert_eq!((on.number(INBOX).await, on.number(EFFECTS).await), (0, 0));
+    clean(on).await;
+}
+
+/// A consumer handles a batch of messages in one transaction, and goes on after one whose effect has
+/// failed. When that was a deadlock, none of them may be acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_of_messages_is_not_committed_when_a_deadlock_has_undone_it() {
+    let on = fixture().await;
+    let inbox = Inbox::<MySql>::new(on.table());
+    let handle = async |tx: &mut sqlx::Transaction<'_, MySql>, n: u32, deadlocks: bool| {
+        inbox
+            .once(tx, "billing", &n.to_string(), async |tx| {
+                if deadlocks {
+                    return Err(Failure::from(deadlock(&on, tx).await));
+                }
+                MySql::run_on(tx, effect(&on, n)).await?;
+                Ok(())
+            })
+            .await
+    };
+    for goes_on in [false, true] {
+        for own in [false, true] {
+            let mut plain = on.pool.begin().await.unwrap();
+            let mut ours = on.outbox().begin(&on.pool).await.unwrap();
+            let tx = if own { &mut plain } else { &mut *ours };
+            assert!(!handle(tx, 1, false).await.unwrap().is_duplicate());
+            handle(tx, 2, true).await.unwrap_err();
+            if goes_on {
+                handle(tx, 3, false).await.unwrap_err();
+                handle(tx, 4, false).await.unwrap_err();
+            }
+            let committed =
+                if own { plain.commit().await.is_ok() } else { ours.commit().await.is_ok() };
+            assert!(
+                !committed,
+                "m1 would be acknowledged; goes on: {goes_on}, driver's own: {own}"
+            );
+            assert_eq!((on.number(INBOX).await, on.number(EFFECTS).await), (0, 0));
+        }
+    }
+    clean(on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_after_a_statement_that_commits_by_itself_is_refused() {
+    let on = fixture().await;
+    let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+    on.outbox().enqueue(&mut tx, event("k", 1)).await.unwrap();
+    let ddl = on.tables.fill("create table {events}_more (n int)");
+    MySql::run_on(tx.connection(), ddl).await.unwrap();
+    on.outbox().enqueue(&mut tx, event("k", 2)).await.unwrap_err();
+    tx.commit().await.unwrap_err();
+    assert_eq!(on.number(EVENTS).await, 1, "the statement has committed it");
+    on.sql("drop table {events}_more").await;
+    clean(on).await;
+}
+
+/// The driver rolls back the whole transaction when it is dropped while it sets a savepoint, and says so
+/// to nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_ended_with_a_savepoint_is_not_committed() {
+    let on = Postgres::fixture().await;
+    let outbox = on.outbox();
+    let mut tx = loop {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+        if is_given_up(tx.connection().begin()) {
+            break tx;
+        }
+    };
+    let refused = outbox.enqueue(&mut tx, event("k", 2)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    tx.commit().await.unwrap_err();
+    assert_eq!(on.number(EVENTS).await, 0);
+    on.clean().await;
+}
+
+#[derive(Default)]
+struct Silent(Events);
+
+impl Aggregate for Silent {
+    const TYPE: &'static str = "Silent";
+
+    fn aggregate_id(&self) -> String {
+        "1".to_owned()
+    }
+
+    fn events(&self) -> &Events {
+        &self.0
+    }
+}
+
+/// PostgreSQL answers the commit of a failed transaction with success. Without events there was no insert to
+/// fail before it.
+#[tokio::test]
+async fn a_commit_after_a_failed_statement_is_an_error_also_without_events() {
+    let on = Postgres::fixture().await;
+    with_effects(&on).await;
+    let mut work = UnitOfWork::begin(&on.outbox(), &on.pool).await.unwrap();
+    work.track(&Silent::default());
+    Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap();
+    Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap_err();
+    assert_eq!(work.commit().await.unwrap_err().kind(), ErrorKind::Database);
+
+    let inbox = Inbox::<Postgres>::new(on.table());
+    let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+    assert!(inbox.first(&mut tx, "billing", "m").await.unwrap());
+    Postgres::run_on(tx.connection(), "select 1 / 0".to_owned()).await.unwrap_err();
+    assert_eq!(tx.commit().await.unwrap_err().kind(), ErrorKind::Database);
+
+    assert_eq!((on.number(EFFECTS).await, on.number(INBOX).await), (0, 0));
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
+/// One connection, and nobody to ask it anything before it is lent.
+async fn one_connection<DB: TestDatabase>(url: &str) -> sqlx::Pool<DB> {
+    let options = sqlx::pool::PoolOptions::<DB>::new().max_connections(1);
+    let pool = options.test_before_acquire(false).acquire_timeout(Duration::from_secs(20));
+    pool.connect(url).await.unwrap()
+}
+
+/// A client hangs up while `BEGIN` is under way: the next user of the connection finds no transaction open.
+async fn a_begin_that_was_given_up_leaves_no_transaction_open<DB: TestDatabase>(url: &str) {
+    let on = DB::fixture().await;
+    with_effects(&on).await;
+    let pool = one_connection::<DB>(url).await;
+    let (mut given_up, mut n) = (0, 0);
+    while given_up < 10 {
+        soon("the connection", async {
+            while pool.num_idle() == 0 {
+                yield_now().await;
+            }
+        })
+        .await;
+        given_up += u32::from(is_given_up(on.outbox().begin(&pool)));
+        let mut connection = pool.acquire().await.unwrap();
+        DB::run_on(&mut connection, effect(&on, n)).await.unwrap();
+        n += 1;
+        assert_eq!(on.number(EFFECTS).await, i64::from(n), "it was not committed");
+        assert!(n < 1_000, "only {given_up} of {n} were given up half-way");
+    }
+    pool.close().await;
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_a_begin_that_was_given_up_leaves_no_transaction_open() {
+    let url = crate::support::url("POSTHASTE_TEST_POSTGRES");
+    a_begin_that_was_given_up_leaves_no_transaction_open::<Postgres>(&url).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_a_begin_that_was_given_up_leaves_no_transaction_open() {
+    let url = crate::support::url("POSTHASTE_TEST_MARIADB");
+    a_begin_that_was_given_up_leaves_no_transaction_open::<MySql>(&url).await;
+}
+
+/// SQLite works in a thread of its own: a begin that was given up is over before the next statement.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sqlite_a_begin_that_was_given_up_leaves_no_transaction_open() {
+    let on = Sqlite::fixture().await;
+    with_effects(&on).await;
+    for n in 0..20 {
+        drop(on.outbox().begin(&on.pool).now_or_never());
+        on.sql(&effect(&on, n)).await;
+        assert_eq!(on.number(EFFECTS).await, i64::from(n) + 1);
+    }
+    drop_effects(&on).await;
+    on.clean().await;
+}

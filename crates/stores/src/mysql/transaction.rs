@@ -1,0 +1,106 @@
+//! Transactions of the application's, which the server can end by itself.
+//!
+//! MySQL resolves a deadlock by undoing one of the transactions whole, and takes the next statement on
+//! that connection for one that commits by itself. So does a lock that was not had in time, where
+//! `innodb_rollback_on_timeout` is set. A statement such as `create table` commits what is open. The
+//! driver notices none of it. Savepoints do: they end with their transaction, and outside of one none is
+//! set.
+
+use std::time::Duration;
+
+use posthaste_core::{Error, ErrorKind, Result};
+use sqlx::{
+    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row, SqlSafeStr,
+    Transaction,
+};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::number;
+use crate::{dialect::begin_undisturbed, failure::failed};
+
+/// There is no savepoint of this name.
+const NO_SAVEPOINT: u16 = 1305;
+
+pub(super) async fn begin(pool: &MySqlPool) -> sqlx::Result<Transaction<'static, MySql>> {
+    const BEGIN: &str = "start transaction; savepoint posthaste_begun";
+
+    begin_undisturbed(pool, Some(BEGIN.into_sql_str())).await
+}
+
+/// Commits a transaction of [`begin`].
+pub(super) async fn commit(mut transaction: Transaction<'static, MySql>) -> sqlx::Result<()> {
+    // One request: where the first of the two fails, the server does not look at the second.
+    const COMMIT: &str = "release savepoint posthaste_begun; commit";
+
+    transaction.execute(COMMIT).await?;
+    // The driver still counts it as open. Its rollback goes out when the connection is on its way back
+    // to the pool, and finds nothing: that keeps nobody waiting, as another round trip here would.
+    Ok(())
+}
+
+/// Whether a commit was refused because the transaction had ended before.
+pub(super) fn had_ended(error: &sqlx::Error) -> bool {
+    number(error) == NO_SAVEPOINT
+}
+
+/// Sets the savepoint `posthaste_enqueue`, which is there only inside of a transaction. Outside of one
+/// the connection is closed: a driver's own commit on it would be answered with success.
+pub(super) async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
+    const SET: &str = "savepoint posthaste_enqueue; rollback to savepoint posthaste_enqueue";
+
+    match connection.execute(SET).await {
+        Ok(_) => Ok(()),
+        Err(error) if had_ended(&error) => {
+            // Its answer is an error at any rate.
+            let _ = connection.execute("kill connection_id()").await;
+            Err(ended(error))
+        }
+        Err(error) => Err(failed("looking after the transaction")(error)),
+    }
+}
+
+/// How long an abandoned connection may take to say that it is fit.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Rolls back, on a connection that has its answers in order; another one is closed. The driver loses
+/// its place in them when a statement is dropped while the server prepares it: it would wait for ever for
+/// answers that nobody sends, and the pool for the connection, or take one answer for another's.
+pub(super) async fn abandon(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) {
+    if let Ok(true) = timeout(PATIENCE, is_in_step(&mut transaction)).await {
+        return drop(transaction);
+    }
+    // A pool closes only what is lent by itself. So it gets back another connection, which is closed.
+    let other = timeout(PATIENCE, MySqlConnection::connect_with(&pool.connect_options())).await;
+    let Ok(Ok(mut other)) = other else {
+        tracing::warn!("a connection that was given up half-way could not be replaced");
+        return drop(transaction);
+    };
+    let _ = other.execute("kill connection_id()").await;
+    std::mem::swap(&mut *transaction, &mut other);
+    // Here the connection is closed at which the driver had lost its place, and the server rolls back.
+    drop(other);
+}
+
+/// Whether the answer to a question that was never asked before comes as the answer to it.
+async fn is_in_step(connection: &mut MySqlConnection) -> bool {
+    let token = Uuid::now_v7().to_string();
+    let question = AssertSqlSafe(format!("select '{token}'"));
+    let answer = connection.fetch_one(question).await;
+    answer.is_ok_and(|row| row.try_get::<String, _>(0).is_ok_and(|answer| answer == token))
+}
+
+/// Undoes what was done since [`still_open`].
+pub(super) async fn undo(connection: &mut MySqlConnection) {
+    // Fails when the whole transaction has ended: whoever writes in it next finds out.
+    let _ = connection.execute("rollback to savepoint posthaste_enqueue").await;
+}
+
+fn ended(error: sqlx::Error) -> Error {
+    Error::new(
+        ErrorKind::State,
+        "the server has ended the transaction and undone it, as it does with one of two that wait for \
+         each other; begin another one",
+    )
+    .with_source(error)
+}
