@@ -22,6 +22,7 @@ impl IdempotencyDialect for Postgres {
             where scope = $1 and idempotency_key = $2 and expires_at > clock_timestamp()";
 
         sqlx::query(tables.sql(FIND))
+            .persistent(tables.named_statements())
             .bind(&key.scope)
             .bind(&key.key)
             .try_map(|row: PgRow| record(&row))
@@ -50,6 +51,7 @@ impl IdempotencyDialect for Postgres {
                    and k.fingerprint = excluded.fingerprint)";
 
         let taken = sqlx::query(tables.sql(TAKE))
+            .persistent(tables.named_statements())
             .bind(&key.scope)
             .bind(&key.key)
             .bind(&key.fingerprint)
@@ -76,6 +78,7 @@ impl IdempotencyDialect for Postgres {
             where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
 
         let stored = sqlx::query(tables.sql(STORE))
+            .persistent(tables.named_statements())
             .bind(&key.scope)
             .bind(&key.key)
             .bind(&lease.token)
@@ -100,6 +103,7 @@ impl IdempotencyDialect for Postgres {
             where scope = $1 and idempotency_key = $2 and locked_by = $3 and status is null";
 
         sqlx::query(tables.sql(RELEASE))
+            .persistent(tables.named_statements())
             .bind(&key.scope)
             .bind(&key.key)
             .bind(&lease.token)
