@@ -2,7 +2,7 @@
 //! coalesced notification on a connection of its own, never inside the business transaction.
 
 use std::sync::{
-    Arc, OnceLock,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -17,12 +17,27 @@ pub(crate) struct Notifier<DB: Dialect> {
     tables: Tables,
     /// A notification is on its way and has not been sent yet: whoever commits now is covered.
     announced: Arc<AtomicBool>,
-    /// The first pool that a transaction came from.
-    pool: Arc<OnceLock<Pool<DB>>>,
-    /// Made with the first notification; it keeps a connection for them.
-    store: Arc<OnceLock<Arc<dyn Store>>>,
+    /// Through which notifications go out. Locked for moments only.
+    way: Arc<Mutex<Option<Way<DB>>>>,
     #[cfg(feature = "relay")]
     hot: Option<posthaste_relay::HotPath>,
+}
+
+/// A pool that a transaction came from.
+struct Way<DB: Dialect> {
+    pool: Pool<DB>,
+    /// Made with the first notification; it keeps a connection for them.
+    store: Option<Arc<dyn Store>>,
+}
+
+/// A notification is on its way for as long as this lives: also when its task never runs, because the
+/// runtime ends.
+struct Announced(Arc<AtomicBool>);
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl<DB: Dialect> Clone for Notifier<DB> {
@@ -30,8 +45,7 @@ impl<DB: Dialect> Clone for Notifier<DB> {
         Self {
             tables: self.tables.clone(),
             announced: Arc::clone(&self.announced),
-            pool: Arc::clone(&self.pool),
-            store: Arc::clone(&self.store),
+            way: Arc::clone(&self.way),
             #[cfg(feature = "relay")]
             hot: self.hot.clone(),
         }
@@ -43,8 +57,7 @@ impl<DB: Dialect> Notifier<DB> {
         Self {
             tables,
             announced: Arc::default(),
-            pool: Arc::default(),
-            store: Arc::default(),
+            way: Arc::default(),
             #[cfg(feature = "relay")]
             hot: None,
         }
@@ -55,9 +68,19 @@ impl<DB: Dialect> Notifier<DB> {
         self.hot = Some(hot);
     }
 
-    /// Notifications go out through this pool.
+    /// Notifications go out through this pool, unless they do through one that is open.
     pub(crate) fn connect(&self, pool: &Pool<DB>) {
-        self.pool.get_or_init(|| pool.clone());
+        let mut way = self.way.lock().unwrap_or_else(PoisonError::into_inner);
+        if way.as_ref().is_none_or(|way| way.pool.is_closed()) {
+            *way = Some(Way { pool: pool.clone(), store: None });
+        }
+    }
+
+    fn store(&self) -> Option<Arc<dyn Store>> {
+        let mut way = self.way.lock().unwrap_or_else(PoisonError::into_inner);
+        let Way { pool, store } = way.as_mut()?;
+        let store = store.get_or_insert_with(|| DB::store(pool.clone(), self.tables.clone()));
+        Some(Arc::clone(store))
     }
 
     /// Something may have been committed.
@@ -67,16 +90,14 @@ impl<DB: Dialect> Notifier<DB> {
             hot.wake();
         }
         // Without a runtime the transaction was dropped on the way out: relays poll.
-        let (Some(pool), Ok(runtime)) = (self.pool.get(), Handle::try_current()) else { return };
+        let (Some(store), Ok(runtime)) = (self.store(), Handle::try_current()) else { return };
         if self.announced.swap(true, Ordering::AcqRel) {
             return;
         }
-        let announced = Arc::clone(&self.announced);
-        let store = self.store.get_or_init(|| DB::store(pool.clone(), self.tables.clone()));
-        let store = Arc::clone(store);
+        let announced = Announced(Arc::clone(&self.announced));
         runtime.spawn(async move {
-            // Cleared before it is sent: a commit from here on announces itself again.
-            announced.store(false, Ordering::Release);
+            // Before it is sent: a commit from here on announces itself again.
+            drop(announced);
             if let Err(error) = store.notify().await {
                 tracing::debug!(%error, "relays were not woken; they poll");
             }
@@ -107,5 +128,52 @@ impl<DB: Dialect> Hook for Notifier<DB> {
     fn after_unknown(&self, _: &[Written]) -> Result<(), Failure> {
         self.wake();
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use sqlx::{Sqlite, SqlitePool};
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    fn notifier() -> Notifier<Sqlite> {
+        Notifier::new(Tables::new("outbox_event".parse().unwrap()))
+    }
+
+    fn pool() -> SqlitePool {
+        SqlitePool::connect_lazy("sqlite::memory:").unwrap()
+    }
+
+    #[test]
+    fn a_runtime_that_ends_before_its_notification_does_not_stop_later_ones() {
+        let notifier = notifier();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            notifier.connect(&pool());
+            notifier.wake();
+        });
+        assert!(notifier.announced.load(Ordering::Acquire), "its task has not run yet");
+        drop(runtime);
+        assert!(!notifier.announced.load(Ordering::Acquire));
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_was_closed_is_replaced_by_the_next_one() {
+        let notifier = notifier();
+        let (first, second) = (pool(), pool());
+        let closed = || notifier.way.lock().unwrap().as_ref().unwrap().pool.is_closed();
+        notifier.connect(&first);
+        let store = notifier.store().unwrap();
+        notifier.connect(&second);
+        assert!(
+            Arc::ptr_eq(&store, &notifier.store().unwrap()),
+            "the first is kept while it is open"
+        );
+        first.close().await;
+        assert!(closed());
+        notifier.connect(&second);
+        assert!(!closed() && !Arc::ptr_eq(&store, &notifier.store().unwrap()));
     }
 }
