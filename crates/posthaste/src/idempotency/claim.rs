@@ -1,4 +1,7 @@
 //! A key that a request holds, until it has a response or is given back.
+//!
+//! Each step runs in a task of its own, to its end: a client that hangs up in the middle of one leaves
+//! neither a key that nobody gives back nor a response whose commit is cut off.
 
 use std::sync::Arc;
 
@@ -33,13 +36,21 @@ pub(super) async fn claim<DB: IdempotencyDialect>(
     settings: Arc<Settings<DB>>,
     key: RequestKey,
 ) -> Result<Claimed<DB>> {
+    let connection = acquire(&settings).await?;
+    to_the_end(claim_on(connection, settings, key)).await
+}
+
+async fn claim_on<DB: IdempotencyDialect>(
+    mut connection: PoolConnection<DB>,
+    settings: Arc<Settings<DB>>,
+    key: RequestKey,
+) -> Result<Claimed<DB>> {
     let lease = KeyLease {
         token: uuid::Uuid::now_v7().to_string(),
         lease: settings.lease,
         keep: settings.keep.max(settings.lease),
     };
-    let mut connection = acquire(&settings).await?;
-    // From here on, or a claim that was made while the client hung up would not be given back.
+    // Given back when it is dropped: also when the client hung up meanwhile, and nobody takes it.
     let held = Held { settings, key, lease, ended: false };
     let tables = held.settings.outbox.tables();
     let claim = claim_key::<DB>(&mut connection, tables, &held.key, &held.lease).await;
@@ -67,15 +78,25 @@ impl<DB: IdempotencyDialect> Held<DB> {
     /// back, when the key is somebody else's by now. After an error the key is given back, which
     /// waits for a commit whose result is unknown, and does nothing when it succeeded.
     pub(super) async fn commit(
+        self,
+        transaction: OutboxTransaction<DB>,
+        response: StoredResponse,
+    ) -> Result<bool> {
+        to_the_end(self.store_and_commit(transaction, response)).await
+    }
+
+    async fn store_and_commit(
         mut self,
         mut transaction: OutboxTransaction<DB>,
-        response: &StoredResponse,
+        response: StoredResponse,
     ) -> Result<bool> {
+        DB::still_open(transaction.connection()).await?;
         let tables = self.settings.outbox.tables();
         let connection = transaction.connection();
         let stored =
-            DB::store_response(connection, tables, &self.key, &self.lease, response).await?;
+            DB::store_response(connection, tables, &self.key, &self.lease, &response).await?;
         if stored {
+            transaction.prove();
             transaction.commit().await?;
         } else {
             transaction.rollback().await?;
@@ -85,20 +106,37 @@ impl<DB: IdempotencyDialect> Held<DB> {
     }
 
     /// Writes the response of a handler that used no transaction.
-    pub(super) async fn store(mut self, response: &StoredResponse) -> Result<()> {
+    pub(super) async fn store(mut self, response: StoredResponse) -> Result<()> {
         // Whatever becomes of it: the effect has happened, and a repeat is to wait for the lease.
         self.ended = true;
-        let mut connection = acquire(&self.settings).await?;
-        let tables = self.settings.outbox.tables();
-        DB::store_response(&mut connection, tables, &self.key, &self.lease, response).await?;
-        Ok(())
+        to_the_end(async move {
+            let mut connection = acquire(&self.settings).await?;
+            let tables = self.settings.outbox.tables();
+            DB::store_response(&mut connection, tables, &self.key, &self.lease, &response).await?;
+            Ok(())
+        })
+        .await
     }
 
     /// Gives the key back: the request can be sent again.
     pub(super) async fn release(mut self) {
         self.ended = true;
-        release(&self.settings, &self.key, &self.lease).await;
+        let released = to_the_end(async move {
+            release(&self.settings, &self.key, &self.lease).await;
+            Ok(())
+        });
+        // Fails when the process ends: then the lease does, too.
+        let _ = released.await;
     }
+}
+
+/// Runs a step to its end, whether or not somebody waits for it.
+async fn to_the_end<T: Send + 'static>(
+    step: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(step).await.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "a step of a request was cut off").with_source(error)
+    })?
 }
 
 impl<DB: IdempotencyDialect> Drop for Held<DB> {

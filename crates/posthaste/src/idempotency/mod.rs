@@ -50,9 +50,12 @@
 //! # When things fail
 //! A handler that dies (crash, panic, a client that hung up) leaves nothing behind in its
 //! transaction. Its key is free again at once, or, when the process is gone, when its lease ends.
-//! A handler that outlives its lease can be overtaken by a repeat; whoever hands back first wins, and
-//! the other's transaction is rolled back: the response is written under the lease's token, which
-//! fences the late one.
+//! A handler that hands its transaction back and then answers 408 or 5xx, as a timeout or a caught panic
+//! between the layer and the handler makes it, is rolled back as well.
+//! A handler that outlives its lease can be overtaken by a repeat. The latest claim wins, and the other's
+//! transaction is rolled back: the response is written under the lease's token, which fences the late
+//! one. So a lease must be longer than the slowest handler: a client that repeats in between starts it
+//! anew each time, and none of them ends.
 
 mod key;
 

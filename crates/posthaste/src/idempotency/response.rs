@@ -85,6 +85,12 @@ pub(super) fn is_final(status: StatusCode) -> bool {
     !status.is_server_error() && !try_again.contains(&status)
 }
 
+/// Whether an answer says that the handler did not come to its end: a timeout, a panic that was caught, or
+/// an error. A transaction that was handed back before is not committed under such an answer.
+pub(super) fn gave_up(status: StatusCode) -> bool {
+    status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT
+}
+
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     headers
         .get_all(CONNECTION)

@@ -23,7 +23,7 @@ use super::{
     claim::{Claimed, Held, claim},
     key::{fingerprint, hexadecimal, key},
     problem::{Loss, Problem},
-    response::{is_final, replayed, to_store},
+    response::{gave_up, is_final, replayed, to_store},
     transaction::{Idempotent, Slot},
 };
 
@@ -118,6 +118,10 @@ where
     request.extensions_mut().insert(handle.clone());
     let response = pass(inner, request.map(Either::Left)).await?;
     Ok(match handle.close() {
+        Slot::HandedBack(transaction) if gave_up(response.status()) => {
+            drop(transaction.rollback().await);
+            response
+        }
         Slot::HandedBack(transaction) => match transaction.commit().await {
             Ok(()) => response,
             Err(error) => failed(&error),
@@ -194,9 +198,14 @@ async fn finish<DB: IdempotencyDialect, O>(
     body: Result<Bytes, Loss>,
 ) -> Answer<O> {
     match (slot, body) {
+        (Slot::HandedBack(transaction), Ok(body)) if gave_up(parts.status) => {
+            drop(transaction.rollback().await);
+            held.release().await;
+            whole(parts, body)
+        }
         (Slot::HandedBack(transaction), Ok(body)) => {
             let stored = to_store(parts.status, &parts.headers, &body);
-            match held.commit(transaction, &stored).await {
+            match held.commit(transaction, stored).await {
                 Ok(true) => whole(parts, body),
                 // Overtaken after its lease had ended: the other one's response counts.
                 Ok(false) => answer(&Problem::running()),
@@ -219,7 +228,7 @@ async fn finish<DB: IdempotencyDialect, O>(
         }
         (Slot::Unused, Ok(body)) => {
             if is_final(parts.status) {
-                store(held, &to_store(parts.status, &parts.headers, &body)).await;
+                store(held, to_store(parts.status, &parts.headers, &body)).await;
             } else {
                 held.release().await;
             }
@@ -227,7 +236,7 @@ async fn finish<DB: IdempotencyDialect, O>(
         }
         (Slot::Unused, Err(loss)) => {
             let (status, headers, body) = Problem::response_lost(&loss, false).parts();
-            store(held, &to_store(status, &headers, &body)).await;
+            store(held, to_store(status, &headers, &body)).await;
             lost(&loss, false)
         }
     }
@@ -236,7 +245,7 @@ async fn finish<DB: IdempotencyDialect, O>(
 /// The effect has happened already, so that the answer is given whatever becomes of its record.
 async fn store<DB: IdempotencyDialect>(
     held: Held<DB>,
-    response: &posthaste_stores::idempotency::StoredResponse,
+    response: posthaste_stores::idempotency::StoredResponse,
 ) {
     if let Err(error) = held.store(response).await {
         tracing::error!(%error, "a response was not stored; a repeat of its request will run again");

@@ -99,8 +99,9 @@ pub struct IdempotentTransaction<DB: Dialect> {
 
 impl<DB: Dialect> IdempotentTransaction<DB> {
     /// Hands the transaction back, to be committed together with the response that the handler is
-    /// about to give, whatever its status: also a refusal can be an effect to remember. Call it
-    /// last; when the commit fails, the client gets a 500 or 503 instead of the response.
+    /// about to give: also a refusal can be an effect to remember. Under 408 and 5xx it is rolled back:
+    /// so answers what gives up on a handler that is not done. Call it last; when the commit fails, the
+    /// client gets a 500 or 503 instead of the response.
     pub fn commit_with_response(self) -> Result<()> {
         let Self { transaction, inner } = self;
         let mut slot = inner.slot();
@@ -140,6 +141,10 @@ impl<DB: Dialect> EnqueueIn<DB> for IdempotentTransaction<DB> {
 
     fn pool(&self) -> Option<&Pool<DB>> {
         self.transaction.pool()
+    }
+
+    fn writing(&mut self, under_way: bool) {
+        self.transaction.writing(under_way);
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {

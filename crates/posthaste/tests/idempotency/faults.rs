@@ -36,6 +36,24 @@ pub async fn a_handler_that_forgets_to_commit_is_500<DB: KeyDatabase>(fixture: &
     server.stop(fixture).await;
 }
 
+pub async fn a_transaction_that_was_handed_back_before_the_handler_was_given_up_is_rolled_back<
+    DB: KeyDatabase,
+>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    for (behaviour, status) in [("hang", 408), ("die", 500)] {
+        assert_eq!(server.pay("k", behaviour).await.status, status);
+        let optional = server.client.post(format!("{}/optional/pay", server.url));
+        let answer = Answer::of(optional.header("x-do", behaviour).body("42")).await;
+        assert_eq!(answer.status, status, "without a key");
+        assert_eq!((fixture.number(EFFECTS).await, fixture.number(KEYS).await), (0, 0));
+    }
+    assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (1, 1));
+    server.stop(fixture).await;
+}
+
 async fn freed<DB: KeyDatabase>(fixture: &Fixture<DB>) {
     let free = async { while fixture.number(KEYS).await > 0 {} };
     soon("freeing the key", free).await;
@@ -177,4 +195,28 @@ async fn on_postgres_a_handler_whose_connection_is_cut_is_503_and_its_key_free()
 #[tokio::test]
 async fn on_mariadb_a_handler_whose_connection_is_cut_is_503_and_its_key_free() {
     a_handler_whose_connection_is_cut_is_503_and_its_key_free::<sqlx::MySql>().await;
+}
+
+/// The server would answer the commit with success, and MySQL would store the response besides.
+async fn a_handler_that_passes_over_the_end_of_its_transaction_is_500<DB: KeyDatabase>() {
+    let fixture = DB::fixture().await;
+    let server = Server::start(&fixture).await;
+    server.pay("k", "ignore").await.is_problem(500, "database");
+    freed(&fixture).await;
+    let optional = server.client.post(format!("{}/optional/pay", server.url));
+    Answer::of(optional.header("x-do", "ignore").body("42")).await.is_problem(500, "database");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (0, 0));
+    assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
+    server.stop(&fixture).await;
+    fixture.clean().await;
+}
+
+#[tokio::test]
+async fn on_postgres_a_handler_that_passes_over_the_end_of_its_transaction_is_500() {
+    a_handler_that_passes_over_the_end_of_its_transaction_is_500::<sqlx::Postgres>().await;
+}
+
+#[tokio::test]
+async fn on_mariadb_a_handler_that_passes_over_the_end_of_its_transaction_is_500() {
+    a_handler_that_passes_over_the_end_of_its_transaction_is_500::<sqlx::MySql>().await;
 }

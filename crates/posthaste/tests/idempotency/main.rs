@@ -7,6 +7,8 @@ mod shop;
 
 mod faults;
 
+mod hang_ups;
+
 use futures_util::future::join_all;
 use tokio::task::spawn;
 
@@ -14,8 +16,10 @@ use faults::{
     a_client_that_hangs_up_frees_the_key, a_handler_that_forgets_to_commit_is_500,
     a_handler_that_panics_frees_the_key, a_handler_that_rolls_back_frees_the_key,
     a_refusal_that_was_committed_is_repeated,
-    a_response_that_is_too_large_undoes_the_effect_or_tells_of_it, an_overtaken_handler_is_fenced,
-    expired_keys_are_forgotten_and_purged_in_steps, without_a_database_the_answer_is_503,
+    a_response_that_is_too_large_undoes_the_effect_or_tells_of_it,
+    a_transaction_that_was_handed_back_before_the_handler_was_given_up_is_rolled_back,
+    an_overtaken_handler_is_fenced, expired_keys_are_forgotten_and_purged_in_steps,
+    without_a_database_the_answer_is_503,
     without_the_transaction_the_response_is_stored_after_the_effect,
 };
 use shop::{Answer, EFFECTS, EVENTS, KEYS, KeyDatabase, MAX, Server};
@@ -38,6 +42,7 @@ on_every_database! {
     a_response_that_is_too_large_undoes_the_effect_or_tells_of_it,
     without_the_transaction_the_response_is_stored_after_the_effect,
     an_overtaken_handler_is_fenced,
+    a_transaction_that_was_handed_back_before_the_handler_was_given_up_is_rolled_back,
     expired_keys_are_forgotten_and_purged_in_steps,
     without_a_database_the_answer_is_503,
 }

@@ -147,7 +147,16 @@ async fn pay<DB: KeyDatabase>(
             DB::run_on(tx.connection(), cut.to_owned()).await.unwrap_err();
             StatusCode::CREATED
         }
+        "ignore" => {
+            // As a server ends a transaction, and the handler does not look.
+            let ended = if DB::NAME == "MySQL" { "rollback" } else { "select 1 / 0" };
+            let _ = DB::run_on(tx.connection(), ended.to_owned()).await;
+            StatusCode::CREATED
+        }
         "decline" => StatusCode::PAYMENT_REQUIRED,
+        // As a layer for timeouts, or for panics, answers when it gives up on a handler.
+        "hang" => StatusCode::REQUEST_TIMEOUT,
+        "die" => StatusCode::INTERNAL_SERVER_ERROR,
         _ => StatusCode::CREATED,
     };
     tx.commit_with_response().unwrap();

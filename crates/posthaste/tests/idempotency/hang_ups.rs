@@ -1,0 +1,318 @@
+//! A client that hangs up: whatever a request waits for just then, its future is dropped.
+//!
+//! Every step of a request is dropped at an await that is chosen at random, many times at once, on a
+//! few connections. Afterwards each effect has its record and each record its effect, a repeat of
+//! what was cut off takes effect once, every key is free, and no connection of the pool is lost or has a
+//! transaction open.
+//!
+//! `POSTHASTE_NIGHTLY=1` hangs up 1,000 times at each step. The seed is printed; `POSTHASTE_SEED` runs its
+//! choices again.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::State,
+    http::{Request, StatusCode, request::Parts},
+    routing::post,
+};
+use futures_util::{StreamExt, future::join_all, stream};
+use posthaste::{
+    Error, ErrorKind, Inbox, Outbox, Result,
+    idempotency::{IdempotencyLayer, Idempotent},
+    stores::{Tables, inbox::InboxDialect},
+};
+use sqlx::{MySql, Pool, Postgres, pool::PoolOptions};
+use tower_service::Service;
+
+use crate::{
+    shop::{EFFECTS, EVENTS, KEYS, KeyDatabase},
+    support::{Fixture, event, soon, url},
+};
+
+/// Connections of the pool under test, and clients at once: they wait for each other, too.
+const CONNECTIONS: u32 = 6;
+const CLIENTS: usize = 12;
+
+trait HangUpDatabase: KeyDatabase + InboxDialect {
+    const SERVER: &'static str;
+}
+
+impl HangUpDatabase for Postgres {
+    const SERVER: &'static str = "POSTHASTE_TEST_POSTGRES";
+}
+
+impl HangUpDatabase for MySql {
+    const SERVER: &'static str = "POSTHASTE_TEST_MARIADB";
+}
+
+/// Waits for a future until it has waited so many times, and then drops it. One that was done before
+/// comes with the number of its waits.
+async fn hang_up<F: Future>(future: F, most: u64) -> Option<(F::Output, u64)> {
+    let mut future = pin!(future);
+    let mut waits = 0;
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some((output, waits))),
+        Poll::Pending if waits == most => Poll::Ready(None),
+        Poll::Pending => {
+            waits += 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// A shop, its few connections, and numbers that the seed decides.
+struct Ground<'f, DB: HangUpDatabase> {
+    fixture: &'f Fixture<DB>,
+    pool: Pool<DB>,
+    outbox: Outbox<DB>,
+    inbox: Inbox<DB>,
+    random: AtomicU64,
+    /// How often a future was dropped before it was done.
+    cut: AtomicUsize,
+    /// How often the last one waited that was done.
+    waits: AtomicU64,
+}
+
+impl<DB: HangUpDatabase> Ground<'_, DB> {
+    fn below(&self, limit: u64) -> u64 {
+        // SplitMix64: one step of it is one addition.
+        let mut z = self.random.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit
+    }
+
+    async fn hang_up<F: Future>(&self, future: F) -> Option<F::Output> {
+        let waits = self.waits.load(Ordering::Relaxed);
+        // Now and then one is left alone, and tells how often it had to wait.
+        let most = if waits == 0 || self.below(8) == 0 { u64::MAX } else { self.below(waits) };
+        if let Some((output, waits)) = hang_up(future, most).await {
+            // One that found its answer waiting says nothing of the others.
+            self.waits.store(waits.max(1), Ordering::Relaxed);
+            return Some(output);
+        }
+        self.cut.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    fn effect(&self, name: &str) -> String {
+        self.fixture.tables.fill(&format!("insert into {{events}}_effects (n) values ('{name}')"))
+    }
+
+    /// A client that hangs up while its transaction begins, or right after.
+    async fn begin(&self) {
+        let begun = self.hang_up(self.outbox.begin(&self.pool)).await;
+        drop(begun);
+        // Of everybody else: committed at once, and nobody takes it back.
+        let mut connection = self.pool.acquire().await.unwrap();
+        DB::run_on(&mut connection, self.effect("alone")).await.unwrap();
+    }
+
+    /// One that hangs up while it enqueues. Its transaction is dropped with it, or a timeout has cut the
+    /// call off and the handler commits all the same.
+    async fn enqueue(&self, n: usize) {
+        let mut tx = self.outbox.begin(&self.pool).await.unwrap();
+        let name = format!("enqueue {n}");
+        if DB::run_on(tx.connection(), self.effect(&name)).await.is_err() {
+            return;
+        }
+        let more = self.below(2) as usize;
+        let events = [event(&name, 1), event("more", n)].into_iter().take(1 + more).collect();
+        let enqueued = self.hang_up(self.outbox.enqueue_all(&mut tx, events)).await;
+        if self.below(2) == 0 {
+            let committed = tx.commit().await;
+            assert_eq!(committed.is_ok(), enqueued.is_some_and(|one| one.is_ok()), "{committed:?}");
+        }
+    }
+
+    /// One that hangs up while it commits.
+    async fn commit(&self, n: usize) {
+        let mut tx = self.outbox.begin(&self.pool).await.unwrap();
+        let name = format!("commit {n}");
+        self.outbox.enqueue(&mut tx, event(&name, 1)).await.unwrap();
+        DB::run_on(tx.connection(), self.effect(&name)).await.unwrap();
+        let _ = self.hang_up(tx.commit()).await;
+    }
+
+    /// A consumer that is stopped while it handles a message. The message comes again until one has
+    /// committed it.
+    async fn once(&self, n: usize) {
+        let name = format!("once {n}");
+        let _ = self.hang_up(self.handle(&name)).await;
+        self.handle(&name).await.unwrap();
+    }
+
+    async fn handle(&self, name: &str) -> Result<()> {
+        let mut tx = self.outbox.begin(&self.pool).await?;
+        let effect = self.effect(name);
+        self.inbox
+            .once(&mut tx, "shop", name, async |tx| {
+                let done = DB::run_on(tx, effect).await;
+                done.map_err(|error| Error::new(ErrorKind::Database, "failed").with_source(error))
+            })
+            .await?;
+        tx.commit().await
+    }
+
+    /// A client of an idempotent handler. It sends its request again until it has an answer.
+    async fn request(&self, router: &Router, n: usize) {
+        let key = format!("request {n}").replace(' ', "-");
+        let send = || {
+            let request = Request::post("/pay").header("idempotency-key", &key);
+            router.clone().call(request.body(Body::from(key.clone())).unwrap())
+        };
+        let _ = self.hang_up(send()).await;
+        soon("the answer", async {
+            loop {
+                match send().await.unwrap().status() {
+                    StatusCode::CREATED => return,
+                    // Of the first one, until its key is given back.
+                    StatusCode::CONFLICT => tokio::task::yield_now().await,
+                    other => panic!("{key}: {other}"),
+                }
+            }
+        })
+        .await;
+    }
+
+    fn router(&self) -> Router {
+        let scope = |_: &Parts| Some("acme".to_owned());
+        let layer = IdempotencyLayer::new(self.outbox.clone(), self.pool.clone(), scope)
+            // A key that nobody gives back is locked for longer than this test waits.
+            .lease(Duration::from_mins(30));
+        let till = Till { outbox: self.outbox.clone(), tables: self.fixture.tables.clone() };
+        Router::new().route("/pay", post(pay::<DB>)).with_state(Arc::new(till)).layer(layer)
+    }
+
+    /// Effects, or events, of this step.
+    async fn count(&self, from: &str, column: &str, step: &str) -> i64 {
+        let like = format!("{from} where {column} like '{step}%'");
+        self.fixture.number(&like).await
+    }
+
+    /// All connections are there, and what is written on each is committed at once.
+    async fn the_pool_is_whole(&self, when: &str) {
+        // What was cut off may still be committed meanwhile.
+        let probes = format!("{EFFECTS} where n = 'probe'");
+        let before = self.fixture.number(&probes).await;
+        let all = (0..CONNECTIONS).map(|_| self.pool.acquire());
+        let all = tokio::time::timeout(Duration::from_secs(20), join_all(all)).await;
+        let all = all.unwrap_or_else(|_| panic!("after {when} connections are lost"));
+        for connection in all {
+            let mut connection = connection.unwrap();
+            DB::run_on(&mut connection, self.effect("probe")).await.unwrap();
+        }
+        let written = self.fixture.number(&probes).await - before;
+        assert_eq!(written, i64::from(CONNECTIONS), "after {when} a transaction is open");
+    }
+}
+
+/// What the handler of a payment needs.
+struct Till<DB: HangUpDatabase> {
+    outbox: Outbox<DB>,
+    tables: Tables,
+}
+
+type Answer = Result<StatusCode, (StatusCode, String)>;
+
+async fn pay<DB: HangUpDatabase>(
+    State(till): State<Arc<Till<DB>>>,
+    Extension(request): Extension<Idempotent<DB>>,
+    body: String,
+) -> Answer {
+    let failed =
+        |error: &dyn std::error::Error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    let mut tx = request.begin().await.map_err(|error| failed(&error))?;
+    let effect = format!("insert into {{events}}_effects (n) values ('{body}')");
+    let paid = DB::run_on(tx.connection(), till.tables.fill(&effect)).await;
+    paid.map_err(|error| failed(&error))?;
+    till.outbox.enqueue(&mut tx, event(&body, 1)).await.map_err(|error| failed(&error))?;
+    tx.commit_with_response().map_err(|error| failed(&error))?;
+    Ok(StatusCode::CREATED)
+}
+
+async fn clients_that_hang_up_leave_nothing_behind<DB: HangUpDatabase>() {
+    let nightly = std::env::var_os("POSTHASTE_NIGHTLY").is_some_and(|value| value == "1");
+    let times = if nightly { 1_000 } else { 50 };
+    let seed = std::env::var("POSTHASTE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(|| uuid::Uuid::now_v7().as_u128() as u64 % 1_000_000);
+    println!("seed {seed} (again with POSTHASTE_SEED={seed})");
+
+    let fixture = DB::fixture().await;
+    fixture.sql("create table {events}_effects (n varchar(40) not null)").await;
+    let pool = PoolOptions::<DB>::new()
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(Duration::from_secs(30))
+        .connect(&url(DB::SERVER))
+        .await
+        .unwrap();
+    let ground = &Ground {
+        fixture: &fixture,
+        pool: pool.clone(),
+        outbox: fixture.outbox(),
+        inbox: Inbox::new(fixture.table()),
+        random: AtomicU64::new(seed),
+        cut: AtomicUsize::new(0),
+        waits: AtomicU64::new(0),
+    };
+    let router = &ground.router();
+    for step in ["begin", "enqueue", "commit", "once", "request"] {
+        let clients = stream::iter(0..times).for_each_concurrent(CLIENTS, |n| async move {
+            match step {
+                "begin" => ground.begin().await,
+                "enqueue" => ground.enqueue(n).await,
+                "commit" => ground.commit(n).await,
+                "once" => ground.once(n).await,
+                _ => ground.request(router, n).await,
+            }
+        });
+        let limit = Duration::from_mins(if nightly { 15 } else { 2 });
+        tokio::time::timeout(limit, clients).await.unwrap_or_else(|_| panic!("{step} hung"));
+        let cut = ground.cut.swap(0, Ordering::Relaxed);
+        ground.waits.store(0, Ordering::Relaxed);
+        println!("{step}: {cut} of {times} were cut off");
+        assert!(cut > times / 4, "{step}: only {cut} of {times} were cut off");
+        ground.the_pool_is_whole(step).await;
+    }
+
+    assert_eq!(ground.count(EFFECTS, "n", "alone").await, times as i64, "of others");
+    for step in ["enqueue", "commit", "request"] {
+        let effects = ground.count(EFFECTS, "n", step).await;
+        assert_eq!(effects, ground.count(EVENTS, "aggregate_id", step).await, "{step}");
+        assert!(effects <= times as i64, "{step}: {effects}");
+    }
+    let once = ground.count("select count(distinct n) from {events}_effects", "n", "once").await;
+    assert_eq!((once, ground.count(EFFECTS, "n", "once").await), (times as i64, times as i64));
+    let records = fixture.number("select count(*) from {inbox}").await;
+    assert_eq!(records, times as i64, "records");
+    assert_eq!(ground.count(EFFECTS, "n", "request").await, times as i64, "requests");
+    let answered = format!("{KEYS} where status = 201");
+    let keys = (fixture.number(KEYS).await, fixture.number(&answered).await);
+    assert_eq!(keys, (times as i64, times as i64), "a key is locked");
+
+    pool.close().await;
+    fixture.sql("drop table {events}_effects").await;
+    fixture.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_clients_that_hang_up_leave_nothing_behind() {
+    clients_that_hang_up_leave_nothing_behind::<Postgres>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_clients_that_hang_up_leave_nothing_behind() {
+    clients_that_hang_up_leave_nothing_behind::<MySql>().await;
+}
