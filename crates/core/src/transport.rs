@@ -19,6 +19,10 @@ use crate::{Envelope, Result};
 ///   timeout, and the events of that batch count as failed. A client library that would still send
 ///   them has to be stopped when the future is dropped.
 ///
+/// A transport whose publishes share a connection finds the event over which the server ends it: that one
+/// is a retry, and the others of the batch are delivered. While the server is not there, all are
+/// unavailable.
+///
 /// Different batches may be published side by side; the relay never has two events of one
 /// ordering key under way, unless [`Acceptance`] proves that this is safe. A panic is caught and
 /// becomes a retry. A transport that takes several events at once limits the time of their

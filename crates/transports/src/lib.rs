@@ -15,6 +15,9 @@ pub mod url;
 #[allow(dead_code, reason = "each destination that needs it is a feature")]
 mod connection;
 
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+mod apart;
+
 #[cfg(feature = "tls")]
 pub mod tls;
 

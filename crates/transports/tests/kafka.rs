@@ -37,6 +37,8 @@ impl Destination for Subject {
             keys: true,
             // The server knows no users.
             credentials: false,
+            // It names an address of its own, and the client library repeats by itself.
+            hangs_up: false,
             ..Traits::default()
         }
     }

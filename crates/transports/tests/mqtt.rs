@@ -190,7 +190,7 @@ async fn what_mqtt_cannot_carry_is_dead_and_its_neighbours_go_on() {
 }
 
 #[tokio::test]
-async fn a_topic_that_is_not_allowed_is_unavailable_and_others_are_delivered() {
+async fn a_topic_that_is_not_allowed_is_a_retry_and_others_are_delivered() {
     let Some(_) = shared() else { return };
     let mut server = private("acl_file FOLDER/acl");
     let acl = "user posthaste\ntopic readwrite allowed/#\n";
@@ -199,9 +199,42 @@ async fn a_topic_that_is_not_allowed_is_unavailable_and_others_are_delivered() {
     for qos in [1, 2] {
         let transport = transport(&format!("{}?qos={qos}", server.url()));
         let batch = [placed("allowed/a"), placed("forbidden/b"), placed("allowed/c")];
-        let refused = Outcome::unavailable("not authorized to publish to this topic");
+        let refused = Outcome::retry("not authorized to publish to this topic");
         let expected = [Outcome::Delivered, refused, Outcome::Delivered];
         assert_eq!(transport.publish(&batch).await, expected);
+    }
+}
+
+/// Mosquitto does not announce this limit, and acknowledges with a code that MQTT does not have there.
+#[tokio::test]
+async fn a_message_beyond_a_limit_that_is_not_announced_is_a_retry_and_the_others_are_delivered() {
+    let Some(_) = shared() else { return };
+    let mut server = private("message_size_limit 65536");
+    server.start().await;
+    for qos in [1, 2] {
+        prepare(&server.url(), "limited").await;
+        let transport = transport(&format!("{}?qos={qos}", server.url()));
+        let large = enveloped(Event::builder("E").topic("limited").payload(&"x".repeat(100_000)));
+        let mut batch: Vec<_> = (0..200).map(|_| placed("limited")).collect();
+        batch[77] = large.clone();
+        let refused = |outcomes: &[Outcome]| {
+            let refused: Vec<usize> =
+                (0..200).filter(|n| outcomes[*n] != Outcome::Delivered).collect();
+            let why = "it breaks its connection: the server answered with what MQTT does not know";
+            assert_eq!(outcomes[refused[0]], Outcome::retry(why));
+            refused
+        };
+        assert_eq!(refused(&transport.publish(&batch).await), [77]);
+        let mut batch: Vec<_> = (0..200).map(|_| placed("limited")).collect();
+        batch[5] = large;
+        assert_eq!(refused(&transport.publish(&batch).await), [5]);
+        let read: Vec<Received> =
+            consume(consumer("mqtt"), &["read", &server.url(), "limited"]).await;
+        let ids: Vec<_> =
+            read.iter().map(|m| m.header("posthaste-id").unwrap().to_owned()).collect();
+        let again = batch.iter().map(|envelope| envelope.event.id().to_string());
+        let again = again.filter(|id| ids.iter().filter(|arrived| *arrived == id).count() == 1);
+        assert_eq!(again.count(), 199, "the second time it disturbed nobody");
     }
 }
 
@@ -321,7 +354,8 @@ async fn a_server_that_hangs_up_over_one_message_delivers_its_neighbours() {
     let transport = transport(&url);
     let batch = [placed("a"), placed("poison"), placed("b"), placed("c")];
     let outcomes = transport.publish(&batch).await;
-    let blamed = Outcome::retry("the server ended the connection (PacketTooLarge)");
+    let why = "it breaks its connection: the server ended the connection (PacketTooLarge)";
+    let blamed = Outcome::retry(why);
     let delivered = Outcome::Delivered;
     assert_eq!(outcomes, [delivered.clone(), blamed, delivered.clone(), delivered.clone()]);
     assert_eq!(transport.publish(&[placed("d")]).await, [delivered]);

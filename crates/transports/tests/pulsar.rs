@@ -30,7 +30,8 @@ posthaste_testkit::transport_conformance!(subject);
 impl Destination for Subject {
     fn traits(&self) -> Traits {
         // The server knows no tokens.
-        Traits { keys: true, credentials: false, ..Traits::default() }
+        // It names an address of its own.
+        Traits { keys: true, credentials: false, hangs_up: false, ..Traits::default() }
     }
 
     fn url(&self) -> String {

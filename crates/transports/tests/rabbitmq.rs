@@ -271,6 +271,77 @@ async fn a_message_beyond_the_servers_own_limit_is_dead_and_its_neighbours_are_d
     }
 }
 
+/// One user, who may publish to topics that begin with `allowed`; a queue takes all of them.
+const TOPICS: &str = r##"{
+    "vhosts": [{"name": "/"}],
+    "users": [{"name": "posthaste", "password": "posthaste", "tags": "administrator"}],
+    "permissions": [
+        {"user": "posthaste", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    ],
+    "topic_permissions": [
+        {"user": "posthaste", "vhost": "/", "exchange": "amq.topic", "write": "^allowed", "read": ".*"}
+    ],
+    "queues": [
+        {"name": "all", "vhost": "/", "durable": true, "auto_delete": false, "arguments": {}}
+    ],
+    "bindings": [{
+        "source": "amq.topic", "vhost": "/", "destination": "all", "destination_type": "queue",
+        "routing_key": "#", "arguments": {}
+    }]
+}"##;
+
+#[tokio::test]
+async fn a_routing_key_that_is_not_allowed_is_a_retry_and_its_neighbours_are_delivered() {
+    let Some(_) = shared() else { return };
+    let mut server =
+        private("disk_free_limit.absolute = 50MB\nload_definitions = FOLDER/definitions.json");
+    std::fs::write(server.folder().join("definitions.json"), TOPICS).unwrap();
+    server.start().await;
+    let transport = transport(&format!("{}?exchange=amq.topic", server.url()));
+    let event = |topic: &str| enveloped(Event::builder("OrderPlaced").topic(topic).payload("x"));
+    let forbidden = [event("forbidden.a"), event("forbidden.b")];
+    let why = "not authorized to publish to exchange \"amq.topic\" with this routing key";
+    let mut last = Vec::new();
+    for places in [[50, 60], [3, 150]] {
+        let mut batch: Vec<_> = (0..200).map(|_| event("allowed.x")).collect();
+        for (place, event) in places.into_iter().zip(&forbidden) {
+            batch[place] = event.clone();
+        }
+        for (n, outcome) in transport.publish(&batch).await.into_iter().enumerate() {
+            let expected =
+                if places.contains(&n) { Outcome::retry(why) } else { Outcome::Delivered };
+            assert_eq!(outcome, expected, "event {n}");
+        }
+        last = batch;
+    }
+    let read: Vec<Properties> =
+        consume(consumer("rabbitmq"), &["read", &server.url(), "all"]).await;
+    let times = |envelope: &Envelope| {
+        let id = envelope.event.id().to_string();
+        read.iter().filter(|message| message.id == id).count()
+    };
+    for (n, envelope) in last.iter().enumerate() {
+        let expected = usize::from(n != 3 && n != 150);
+        assert_eq!(times(envelope), expected, "event {n}, when the others were known");
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_may_publish_nothing_is_told_so_as_an_outage() {
+    let Some(_) = shared() else { return };
+    let mut server =
+        private("disk_free_limit.absolute = 50MB\nload_definitions = FOLDER/definitions.json");
+    let definitions = TOPICS.replace(r#""write": ".*""#, r#""write": "^all$""#);
+    std::fs::write(server.folder().join("definitions.json"), definitions).unwrap();
+    server.start().await;
+    let transport = transport(&format!("{}?exchange=amq.topic", server.url()));
+    let event = |_| enveloped(Event::builder("OrderPlaced").topic("allowed").payload("x"));
+    let outcomes = transport.publish(&(0..100).map(event).collect::<Vec<_>>()).await;
+    let unavailable = |outcome: &&Outcome| matches!(outcome, Outcome::Unavailable { .. });
+    assert!(outcomes.iter().filter(unavailable).count() >= 92, "{outcomes:?}");
+    assert!(outcomes.iter().all(|o| o.error().is_some_and(|error| error.contains("authorized"))));
+}
+
 #[tokio::test]
 async fn a_full_queue_is_unavailable_and_its_neighbours_are_delivered() {
     let Some(url) = shared() else { return };

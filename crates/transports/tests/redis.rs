@@ -103,7 +103,8 @@ mod in_a_cluster {
 #[async_trait]
 impl Destination for Cluster {
     fn traits(&self) -> Traits {
-        Subject.traits()
+        // Its nodes name addresses of their own.
+        Traits { hangs_up: false, ..Subject.traits() }
     }
 
     fn url(&self) -> String {
@@ -274,6 +275,40 @@ async fn a_master_that_became_a_replica_is_left_for_the_new_one() {
     assert!(error(&outcomes[0]).contains("READONLY"), "{outcomes:?}");
     assert_eq!(redis.publish(&[envelope("a", "b")]).await, [Outcome::Delivered]);
     assert_eq!(Subject.read(&new.url(), "a").await.len(), 1);
+}
+
+/// Its limit is lower than ours: it ends the connection.
+#[tokio::test]
+async fn an_entry_beyond_the_servers_own_limit_is_a_retry_and_the_others_are_delivered() {
+    let Some(mut server) = private("", &["--proto-max-bulk-len", "1mb"]) else { return };
+    server.start().await;
+    let redis = transport(&server.url());
+    let entry = |key: usize, size: usize| {
+        let event = Event::builder("OrderPlaced").aggregate("Order", key).topic("a");
+        let event = event.bytes("text/plain", vec![b'x'; size]).build().unwrap();
+        Envelope { event, ..envelope("a", "a") }
+    };
+    // Others of its key come behind it.
+    let mut batch: Vec<_> = (0..200).map(|n| entry(n % 40, 10)).collect();
+    batch[90] = entry(10, 2 << 20);
+    let outcomes = redis.publish(&batch).await;
+    for (n, outcome) in outcomes.iter().enumerate() {
+        match n {
+            90 => {
+                assert!(matches!(outcome, Outcome::Retry { after: None, .. }), "{outcome:?}");
+                assert!(error(outcome).contains("breaks its connection"), "{outcome:?}");
+            }
+            130 | 170 => assert_eq!(*outcome, Outcome::held()),
+            _ => assert_eq!(*outcome, Outcome::Delivered, "event {n}"),
+        }
+    }
+    let received = Subject.read(&server.url(), "a").await;
+    assert_eq!(received.len(), 197, "a transaction that broke left nothing");
+    let outcomes =
+        redis.publish(&[batch[130].clone(), batch[90].clone(), batch[170].clone()]).await;
+    assert_eq!(outcomes[0], Outcome::Delivered);
+    assert!(error(&outcomes[1]).contains("breaks its connection"), "{outcomes:?}");
+    assert_eq!(outcomes[2], Outcome::held());
 }
 
 #[tokio::test]

@@ -53,6 +53,11 @@ macro_rules! transport_conformance {
                 wrong_credentials_are_unavailable_and_stay_secret
                 no_error_quotes_the_payload_or_the_password
             }
+            hang_up {
+                a_server_that_hangs_up_on_one_event_takes_the_others
+                an_event_that_broke_its_connection_disturbs_nobody_when_it_comes_again
+                a_server_that_hangs_up_on_every_event_is_an_outage
+            }
             repeat {
                 a_repeat_is_dropped_where_that_is_declared
                 a_replay_is_not_dropped

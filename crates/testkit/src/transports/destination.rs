@@ -1,6 +1,6 @@
 //! What is put to the test: a transport, a server for it, and what their protocol can do.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use posthaste_core::{Result, transport::Transport};
@@ -54,6 +54,9 @@ pub struct Traits {
     pub too_large: Option<(usize, usize)>,
     /// Whether the server asks for credentials.
     pub credentials: bool,
+    /// Whether the transport publishes to the address in the URL, and to no other that the server names;
+    /// and learns at once when that connection breaks.
+    pub hangs_up: bool,
 }
 
 impl Default for Traits {
@@ -69,6 +72,7 @@ impl Default for Traits {
             largest: 1024 * 1024,
             too_large: Some((32 * 1024, 96 * 1024)),
             credentials: true,
+            hangs_up: true,
         }
     }
 }
@@ -112,6 +116,15 @@ impl Options {
     }
 }
 
+/// The URL with another address in it.
+pub(super) fn with_address(url: &str, address: SocketAddr) -> String {
+    let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let login = authority.rfind('@').map_or("", |at| &authority[..=at]);
+    format!("{scheme}://{login}{address}{path}")
+}
+
 fn with_password(url: &str, password: &str) -> String {
     let (scheme, rest) = url.split_once("://").expect("a URL has a scheme");
     let (login, hosts) = rest.split_once('@').expect("the URL has credentials in it");
@@ -134,5 +147,17 @@ mod tests {
             options.on("nats://me:right@host:4222?stream=a"),
             "nats://me:wrong@host:4222?stream=a&format=raw&publish_timeout=1000ms"
         );
+    }
+
+    #[test]
+    fn an_address_is_replaced_and_the_rest_stays() {
+        let address = "127.0.0.1:7".parse().unwrap();
+        for (url, expected) in [
+            ("redis://:hush@host:1/0?a=b", "redis://:hush@127.0.0.1:7/0?a=b"),
+            ("nats://host:4222?stream=a", "nats://127.0.0.1:7?stream=a"),
+            ("mqtt://me:hush@host", "mqtt://me:hush@127.0.0.1:7"),
+        ] {
+            assert_eq!(with_address(url, address), expected);
+        }
     }
 }

@@ -46,6 +46,8 @@ pub mod outage;
 
 pub mod refuse;
 
+pub mod hang_up;
+
 pub mod repeat;
 
 pub mod check;
@@ -90,13 +92,14 @@ mod tests {
 
     /// What the macro turns into tests, and what the themes hold.
     const LIST: &str = include_str!("cases.rs");
-    const THEMES: [(&str, &str); 8] = [
+    const THEMES: [(&str, &str); 9] = [
         ("deliver", include_str!("deliver.rs")),
         ("content", include_str!("content.rs")),
         ("format", include_str!("format.rs")),
         ("order", include_str!("order.rs")),
         ("outage", include_str!("outage.rs")),
         ("refuse", include_str!("refuse.rs")),
+        ("hang_up", include_str!("hang_up.rs")),
         ("repeat", include_str!("repeat.rs")),
         ("check", include_str!("check.rs")),
     ];

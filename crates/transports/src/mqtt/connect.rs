@@ -1,12 +1,12 @@
 //! The connection: how it is made, what drives it, and why it ended.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rumqttc::{
     AsyncClient, ConnAck, ConnectReturnCode, ConnectionError, DisconnectReasonCode, Event,
     EventLoop, MqttOptions, Packet, StateError, TlsConfiguration,
 };
-use tokio::task::AbortHandle;
+use tokio::{sync::watch, task::AbortHandle};
 
 use super::{MAX_BATCH, Mqtt};
 use crate::{connection::connect_any, url::Common};
@@ -18,24 +18,22 @@ const KEEP_ALIVE: u16 = 10;
 const LARGEST_PACKET: usize = 268_435_455;
 
 /// A live connection. It does not mend itself: once it ends, the next publish makes another one.
-pub(super) struct Link {
+pub(crate) struct Link {
     pub(super) client: AsyncClient,
     pub(super) at: String,
     pub(super) largest: usize,
     pub(super) receive_maximum: u16,
-    ended: Ended,
+    /// Why it ended, once it has; the driver writes it.
+    ended: watch::Receiver<Option<End>>,
     // Reads and writes for the client; ended when the link is dropped.
     driver: AbortHandle,
 }
 
-/// Why a connection ended, once it has.
-type Ended = Arc<OnceLock<End>>;
-
 #[derive(Debug, Clone)]
 pub(super) struct End {
     pub(super) why: String,
-    /// Whether a message of ours may be the reason.
-    pub(super) blames_message: bool,
+    /// The server has ended it for a reason of its own: no message is to blame.
+    pub(super) servers_own: bool,
 }
 
 impl Drop for Link {
@@ -45,26 +43,20 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Why it ended. The client notices a moment before the reason is written down.
+    /// Waits for its end, and says why it ended.
     pub(super) async fn end(&self) -> End {
-        for _ in 0..100 {
-            if let Some(end) = self.ended.get() {
-                return end.clone();
-            }
-            tokio::task::yield_now().await;
-        }
-        End { why: "the connection is lost".to_owned(), blames_message: false }
+        let mut ended = self.ended.clone();
+        let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+        end.unwrap_or_else(|| End { why: "the connection is lost".to_owned(), servers_own: false })
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.ended.borrow().is_none()
     }
 }
 
 impl Mqtt {
-    /// A connection that lives, as far as one can know.
-    pub(super) async fn link(&self) -> Result<Arc<Link>, String> {
-        let alive = |link: &Link| link.ended.get().is_none();
-        self.connection.live(alive, async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Link, String> {
+    pub(super) async fn connect(&self) -> Result<Link, String> {
         let Common { connect_timeout, .. } = self.config.common;
         let connect_to = |host, port| self.connect_to(host, port);
         connect_any(&self.config.hosts, connect_timeout, connect_to).await
@@ -72,7 +64,11 @@ impl Mqtt {
 
     async fn connect_to(&self, host: &str, port: u16) -> Result<Link, String> {
         let name = host.trim_matches(['[', ']']);
-        let mut options = MqttOptions::new(self.client_id.clone(), (name, port));
+        // Each connection has another one: the server knows it by that.
+        let client_id = self.config.client_id.clone();
+        let client_id =
+            client_id.unwrap_or_else(|| format!("posthaste-{:012x}", fastrand::u64(..1 << 48)));
+        let mut options = MqttOptions::new(client_id, (name, port));
         options
             .set_clean_start(true)
             .set_keep_alive(KEEP_ALIVE)
@@ -106,8 +102,8 @@ impl Mqtt {
         };
         self.accept(&found)?;
         let properties = found.properties.as_ref();
-        let ended = Ended::default();
-        let driver = tokio::spawn(drive(driver, Arc::clone(&ended))).abort_handle();
+        let (end, ended) = watch::channel(None);
+        let driver = tokio::spawn(drive(driver, end)).abort_handle();
         Ok(Link {
             client,
             at: format!("{host}:{port}"),
@@ -140,11 +136,11 @@ impl Mqtt {
 }
 
 /// Reads and writes until the connection ends, and says why it did.
-async fn drive(mut driver: EventLoop, ended: Ended) {
+async fn drive(mut driver: EventLoop, end: watch::Sender<Option<End>>) {
     loop {
         if let Err(error) = driver.poll().await {
             // Before the driver goes, and with it whatever waits for an acknowledgement.
-            let _ = ended.set(end_of(&error));
+            end.send_replace(Some(end_of(&error)));
             return;
         }
     }
@@ -152,7 +148,7 @@ async fn drive(mut driver: EventLoop, ended: Ended) {
 
 /// What happened to a connection, in words of our own: the server's may quote what it was sent.
 fn end_of(error: &ConnectionError) -> End {
-    let mut blames_message = false;
+    let mut servers_own = false;
     let why = match error {
         ConnectionError::ConnectionRefused(code)
         | ConnectionError::MqttState(StateError::ConnFail { reason: code }) => match code {
@@ -162,30 +158,42 @@ fn end_of(error: &ConnectionError) -> End {
             code => format!("the server refused the connection ({code:?})"),
         },
         ConnectionError::MqttState(StateError::ServerDisconnect { reason_code, .. }) => {
-            blames_message = matches!(
+            servers_own = matches!(
                 reason_code,
-                DisconnectReasonCode::MalformedPacket
-                    | DisconnectReasonCode::ProtocolError
-                    | DisconnectReasonCode::ImplementationSpecificError
-                    | DisconnectReasonCode::TopicNameInvalid
-                    | DisconnectReasonCode::PacketTooLarge
-                    | DisconnectReasonCode::PayloadFormatInvalid
+                DisconnectReasonCode::ServerBusy
+                    | DisconnectReasonCode::ServerShuttingDown
+                    | DisconnectReasonCode::KeepAliveTimeout
+                    | DisconnectReasonCode::SessionTakenOver
+                    | DisconnectReasonCode::MessageRateTooHigh
+                    | DisconnectReasonCode::QuotaExceeded
+                    | DisconnectReasonCode::AdministrativeAction
+                    | DisconnectReasonCode::UseAnotherServer
+                    | DisconnectReasonCode::ServerMoved
+                    | DisconnectReasonCode::ConnectionRateExceeded
+                    | DisconnectReasonCode::MaximumConnectTime
             );
             format!("the server ended the connection ({reason_code:?})")
         }
         ConnectionError::MqttState(StateError::OutgoingPacketTooLarge { max, .. }) => {
-            blames_message = true;
             format!("a packet was too large, the server takes {max} bytes")
         }
         ConnectionError::MqttState(StateError::Io(error)) | ConnectionError::Io(error) => {
             format!("no connection: {}", error.kind())
         }
-        ConnectionError::MqttState(StateError::AwaitPingResp) => "the server is silent".to_owned(),
+        ConnectionError::MqttState(StateError::AwaitPingResp) => {
+            servers_own = true;
+            "the server is silent".to_owned()
+        }
+        // An acknowledgement with a code that MQTT does not have there, as Mosquitto gives one to a message
+        // that is larger than its own limit.
+        ConnectionError::MqttState(
+            StateError::Deserialization(_) | StateError::ProtocolViolation(_),
+        ) => "the server answered with what MQTT does not know".to_owned(),
         ConnectionError::Tls(_) => {
             "no connection: TLS failed or the certificate is no good".to_owned()
         }
         ConnectionError::Timeout(_) => "no connection in time".to_owned(),
         _ => "the connection is lost".to_owned(),
     };
-    End { why, blames_message }
+    End { why, servers_own }
 }

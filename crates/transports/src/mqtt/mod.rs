@@ -20,18 +20,20 @@
 //!
 //! # What the server's answer means
 //! PUBACK (QoS 1) or PUBCOMP (QoS 2) is *delivered*, also when nobody subscribes: that is how MQTT
-//! works, see `require_subscriber`. A server that does not authorize us, or whose quota is used up,
-//! is unavailable. A topic that is none to publish to, as one with wildcards, and a message that is
-//! larger than the server takes are dead. QoS 2 does not outlive a connection: repeats are possible
+//! works, see `require_subscriber`. A topic that is closed to us is a retry. A server whose quota is used
+//! up is unavailable. A topic that is none to publish to, as one with wildcards, and a message that is
+//! larger than the server says it takes are dead. One over which the server ends the connection is found
+//! and tried alone: it is a retry. QoS 2 does not outlive a connection: repeats are possible
 //! with both.
 
 mod config;
 mod connect;
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     transport::{Capabilities, Outcome, Transport},
@@ -42,7 +44,11 @@ use rumqttc::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::{connection::Connection, tls};
+use crate::{
+    apart::{Apart, Sent, Shared, Suspects},
+    connection::Connection,
+    tls,
+};
 
 pub use self::config::MqttConfig;
 use self::connect::{End, Link};
@@ -60,9 +66,9 @@ const LONGEST_TEXT: usize = 65_535;
 pub struct Mqtt {
     config: MqttConfig,
     qos: QoS,
-    client_id: String,
     tls: Option<Arc<rustls::ClientConfig>>,
     connection: Connection<Link>,
+    apart: Apart<Link>,
 }
 
 /// An event, ready for the wire.
@@ -109,17 +115,16 @@ impl Mqtt {
         } else {
             None
         };
-        let client_id = config
-            .client_id
-            .clone()
-            .unwrap_or_else(|| format!("posthaste-{:012x}", fastrand::u64(..1 << 48)));
-        let connection = Connection::new(config.common.connect_timeout);
-        Ok(Self { config, qos, client_id, tls, connection })
+        let limit = config.common.connect_timeout;
+        let connection = Connection::new(limit);
+        // The server ends a connection when another one comes with its client id.
+        let apart = Apart::new(limit, config.client_id.is_some());
+        Ok(Self { config, qos, tls, connection, apart })
     }
 
     /// Publishes these events. What has an answer gets its outcome; the others are left, and the
     /// reason is given back.
-    async fn send(
+    async fn hand_over(
         &self,
         link: &Link,
         events: &[Outgoing],
@@ -144,7 +149,14 @@ impl Mqtt {
             }
         }
         for (event, notice) in notices {
-            match timeout_at(deadline, notice.wait_async()).await {
+            // Of what still stood in line when the connection ended the client says nothing.
+            let answer = async {
+                match select(pin!(notice.wait_async()), pin!(link.end())).await {
+                    Either::Left((answer, _)) => answer,
+                    Either::Right(_) => Err(PublishNoticeError::Recv),
+                }
+            };
+            match timeout_at(deadline, answer).await {
                 Ok(Ok(result)) => outcomes[event.place] = Some(self.outcome_of(&result)),
                 Ok(Err(PublishNoticeError::RetainNotSupported)) => {
                     let said = "the server keeps no retained messages";
@@ -187,8 +199,9 @@ impl Mqtt {
                 Outcome::retry("nobody subscribes to its topic")
             }
             PubAckReason::Success | PubAckReason::NoMatchingSubscribers => Outcome::Delivered,
+            // Others may be open to us.
             PubAckReason::NotAuthorized => {
-                Outcome::unavailable("not authorized to publish to this topic")
+                Outcome::retry("not authorized to publish to this topic")
             }
             PubAckReason::QuotaExceeded => Outcome::unavailable("the server's quota is used up"),
             PubAckReason::TopicNameInvalid => Outcome::dead("the server does not take its topic"),
@@ -199,18 +212,6 @@ impl Mqtt {
             | PubAckReason::ImplementationSpecificError
             | PubAckReason::PacketIdentifierInUse => {
                 Outcome::retry(format!("the server refused it (code {})", reason as u8))
-            }
-        }
-    }
-
-    /// What is left without an answer, and why.
-    fn unanswered(&self, broken: &Broken) -> Outcome {
-        match broken {
-            Broken::Ended(end) if end.blames_message => Outcome::retry(&end.why),
-            Broken::Ended(end) => Outcome::unavailable(&end.why),
-            Broken::Late => {
-                let limit = self.config.common.publish_timeout;
-                Outcome::timed_out(format!("no acknowledgement within {limit:?}"))
             }
         }
     }
@@ -277,7 +278,8 @@ impl Transport for Mqtt {
     }
 
     async fn check(&self) -> Result<String> {
-        let link = self.link().await.map_err(|error| Error::new(ErrorKind::Unavailable, error))?;
+        let unavailable = |error| Error::new(ErrorKind::Unavailable, error);
+        let link = self.live(&self.connection).await.map_err(unavailable)?;
         Ok(format!(
             "MQTT 5 server at {}, takes packets of {} bytes and {} messages at a time",
             link.at, link.largest, link.receive_maximum
@@ -285,11 +287,20 @@ impl Transport for Mqtt {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        let mut link = match self.link().await {
-            Ok(link) => link,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
-        };
-        let deadline = Instant::now() + self.config.common.publish_timeout;
+        let limit = self.config.common.publish_timeout;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for Mqtt {
+    type Live = Link;
+
+    /// A connection that lives, as far as one can know.
+    async fn live(&self, place: &Connection<Link>) -> Result<Arc<Link>, String> {
+        place.live(Link::is_alive, async || self.connect().await).await
+    }
+
+    async fn send(&self, link: &Link, batch: &[&Envelope], deadline: Instant) -> Sent {
         let mut outcomes = vec![None; batch.len()];
         let mut events = Vec::with_capacity(batch.len());
         for (place, envelope) in batch.iter().enumerate() {
@@ -298,40 +309,24 @@ impl Transport for Mqtt {
                 Err(error) => outcomes[place] = Some(Outcome::dead(error)),
             }
         }
-        let mut broken = self.send(&link, &events, deadline, &mut outcomes).await;
-        // One message can end the connection of all: each of the others tries alone.
-        if let Err(Broken::Ended(End { blames_message: true, .. })) = broken
-            && events.len() > 1
-        {
-            events.retain(|event| outcomes[event.place].is_none());
-            for event in events.chunks(1) {
-                self.connection.lost(&link).await;
-                link = match self.link().await {
-                    Ok(link) => link,
-                    Err(why) => {
-                        broken = Err(Broken::Ended(End { why, blames_message: false }));
-                        break;
-                    }
-                };
-                broken = self.send(&link, event, deadline, &mut outcomes).await;
-                match &broken {
-                    Ok(()) => {}
-                    Err(end @ Broken::Ended(End { blames_message: true, .. })) => {
-                        outcomes[event[0].place] = Some(self.unanswered(end));
-                    }
-                    Err(_) => break,
-                }
+        let left = match self.hand_over(link, &events, deadline, &mut outcomes).await {
+            Ok(()) => {
+                return Sent { outcomes, broke: None, suspects: Suspects::Unknown, replace: false };
             }
-        }
+            Err(Broken::Ended(End { why, servers_own: true })) => Outcome::unavailable(why),
+            // One message can end the connection of all.
+            Err(Broken::Ended(End { why, .. })) => {
+                let suspects = Suspects::First;
+                return Sent { outcomes, broke: Some(why), suspects, replace: true };
+            }
+            Err(Broken::Late) => {
+                let limit = self.config.common.publish_timeout;
+                Outcome::timed_out(format!("no acknowledgement within {limit:?}"))
+            }
+        };
+        let outcomes =
+            outcomes.into_iter().map(|outcome| outcome.or_else(|| Some(left.clone()))).collect();
         // Also when time was up: what the server never acknowledged takes up its quota.
-        if broken.is_err() {
-            self.connection.lost(&link).await;
-        }
-        let left = broken.err().map(|broken| self.unanswered(&broken));
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.or_else(|| left.clone()))
-            .map(|outcome| outcome.unwrap_or_else(|| Outcome::retry("no acknowledgement")))
-            .collect()
+        Sent { outcomes, broke: None, suspects: Suspects::Unknown, replace: true }
     }
 }

@@ -74,7 +74,7 @@ impl Nats {
     pub(super) async fn publish_batched(
         &self,
         live: &Live,
-        batch: &[Envelope],
+        batch: &[&Envelope],
         deadline: Instant,
     ) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::held(); batch.len()];
@@ -83,7 +83,7 @@ impl Nats {
             && batch.iter().any(|envelope| envelope.topic() != batch[0].topic());
         let mut turns = Turns::new(several);
         let mut groups: Vec<(&str, Vec<Entry<'_>>)> = Vec::new();
-        for (place, envelope) in batch.iter().enumerate() {
+        for (place, &envelope) in batch.iter().enumerate() {
             let way = if several { envelope.topic() } else { "" };
             if !turns.takes(envelope, way) {
                 continue;

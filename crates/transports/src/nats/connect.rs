@@ -48,7 +48,7 @@ impl Refusal {
 
 /// A connection that is given up as soon as it breaks: while the client reconnects by itself it
 /// takes messages and cannot say what becomes of them.
-pub(super) struct Live {
+pub(crate) struct Live {
     pub(super) client: Client,
     /// False once the connection broke; the client's event callback writes it.
     alive: watch::Receiver<bool>,
@@ -79,11 +79,7 @@ impl Live {
 }
 
 impl Nats {
-    pub(super) async fn live(&self) -> Result<std::sync::Arc<Live>, String> {
-        self.connection.live(Live::is_alive, async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Live, String> {
+    pub(super) async fn connect(&self) -> Result<Live, String> {
         let config = &self.config;
         let (died, alive) = watch::channel(true);
         let refusals = broadcast::Sender::new(REFUSALS);

@@ -24,7 +24,7 @@ mod config;
 mod connect;
 mod inbox;
 
-use std::{borrow::Cow, fmt, pin::pin, time::Duration};
+use std::{borrow::Cow, fmt, pin::pin, sync::Arc, time::Duration};
 
 use async_nats::{
     HeaderMap, HeaderName, Message, PublishErrorKind, header,
@@ -46,6 +46,7 @@ use tokio::{
 };
 
 use crate::{
+    apart::{Apart, Sent, Shared, Suspects},
     connection::Connection,
     message::{METADATA, MessageFormat, percent_encoded},
 };
@@ -72,6 +73,7 @@ const MAX_BATCHES: usize = 8;
 pub struct Nats {
     config: NatsConfig,
     connection: Connection<Live>,
+    apart: Apart<Live>,
     /// What the headers of a message begin as.
     form: HeaderMap,
     /// A turn for each batch that is acknowledged as one.
@@ -98,9 +100,10 @@ impl Nats {
     pub fn new(config: NatsConfig) -> Result<Self> {
         config.check()?;
         Self::login(&config)?;
-        let connection = Connection::new(config.common.connect_timeout);
+        let limit = config.common.connect_timeout;
+        let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
         let form = form(&config);
-        Ok(Self { config, connection, form, batches: Semaphore::new(MAX_BATCHES) })
+        Ok(Self { config, connection, apart, form, batches: Semaphore::new(MAX_BATCHES) })
     }
 
     /// The event as NATS carries it, or why it cannot.
@@ -352,7 +355,7 @@ impl Transport for Nats {
 
     async fn check(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let live = self.live().await.map_err(unavailable)?;
+        let live = self.live(&self.connection).await.map_err(unavailable)?;
         let (place, jetstream) = (self.config.place(), live.jetstream());
         let server = live.client.server_info();
         let found = format!("NATS {} at {place}", server.version);
@@ -381,20 +384,34 @@ impl Transport for Nats {
         if batch.is_empty() {
             return Vec::new();
         }
-        let live = match self.live().await {
-            Ok(live) => live,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
-        };
-        let deadline = Instant::now() + self.config.common.publish_timeout;
+        let limit = self.config.common.publish_timeout;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for Nats {
+    type Live = Live;
+
+    async fn live(&self, place: &Connection<Live>) -> Result<Arc<Live>, String> {
+        place.live(Live::is_alive, async || self.connect().await).await
+    }
+
+    async fn send(&self, live: &Live, batch: &[&Envelope], deadline: Instant) -> Sent {
         let outcomes = if self.config.batched {
-            self.publish_batched(&live, batch, deadline).await
+            self.publish_batched(live, batch, deadline).await
         } else {
-            self.publish_each(&live, &batch.iter().collect::<Vec<_>>(), deadline).await
+            self.publish_each(live, batch, deadline).await
         };
-        if !live.is_alive() {
-            self.connection.lost(&live).await;
+        if live.is_alive() {
+            let outcomes = outcomes.into_iter().map(Some).collect();
+            return Sent { outcomes, broke: None, suspects: Suspects::Unknown, replace: false };
         }
-        outcomes
+        let lost = self.lost();
+        let under_way = |outcome: &Outcome| *outcome == lost;
+        let broke = outcomes.iter().find(|outcome| under_way(outcome));
+        let broke = broke.and_then(Outcome::error).map(str::to_owned);
+        let outcomes = outcomes.into_iter().map(|o| Some(o).filter(|o| !under_way(o))).collect();
+        Sent { outcomes, broke, suspects: Suspects::Unknown, replace: true }
     }
 }
 

@@ -28,7 +28,7 @@ const IDLE_CHANNELS: usize = 16;
 const HEARTBEAT: u16 = 10;
 
 /// A live connection and its idle channels.
-pub(super) struct Link {
+pub(crate) struct Link {
     pub(super) connection: lapin::Connection,
     pub(super) at: String,
     // A channel is taken for one batch; only one that owes no confirm comes back.
@@ -57,13 +57,7 @@ impl Link {
 }
 
 impl RabbitMq {
-    /// A connection that lives, as far as one can know.
-    pub(super) async fn link(&self) -> Result<Arc<Link>, String> {
-        let alive = |link: &Link| link.connection.status().connected();
-        self.connection.live(alive, async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Link, String> {
+    pub(super) async fn connect(&self) -> Result<Link, String> {
         let Common { connect_timeout, .. } = self.config.common;
         let connect_to = |host, port| self.connect_to(host, port);
         connect_any(&self.config.hosts, connect_timeout, connect_to).await
@@ -204,7 +198,7 @@ impl Drop for Waiting {
 impl From<lapin::Error> for Broken {
     fn from(error: lapin::Error) -> Self {
         match channel_code(&error) {
-            Some(code) => Self::Channel(code),
+            Some(code) => Self::Channel(code, refused_topic(&error)),
             None => Self::Connection(reason(&error)),
         }
     }
@@ -219,6 +213,14 @@ fn channel_code(error: &lapin::Error) -> Option<u16> {
         },
         _ => None,
     }
+}
+
+/// The routing key that the server does not let us use, if it says so: it is only compared.
+fn refused_topic(error: &lapin::Error) -> Option<String> {
+    let LapinErrorKind::ProtocolError(error) = error.kind() else { return None };
+    let (_, behind) = error.get_message().as_str().split_once("access to topic '")?;
+    let (topic, _) = behind.split_once("' in exchange ")?;
+    Some(topic.to_owned())
 }
 
 /// What happened to a connection, in words of our own: the server's may quote what it was sent.

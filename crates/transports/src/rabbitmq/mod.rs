@@ -17,9 +17,9 @@
 //!
 //! # What the server's answer means
 //! A confirm is *delivered*. A message that no queue takes comes back before its confirm: it is a
-//! retry, for someone has to bind a queue. A server that blocks publishers (memory or disk alarm) is
-//! unavailable, as is a full queue that refuses a message, and one without the exchange, or that
-//! does not let us publish.
+//! retry, for someone has to bind a queue, as is one with a routing key that we may not use. A server that
+//! blocks publishers (memory or disk alarm) is unavailable, as is a full queue that refuses a message, and one
+//! without the exchange.
 //!
 //! The client library gives a returned message to whichever confirm comes next, which need not be
 //! its own. So each batch has a channel for itself, and returns are matched by message id once all
@@ -43,7 +43,11 @@ use posthaste_core::{
 use rustls::ClientConfig;
 use tokio::time::{Instant, timeout_at};
 
-use crate::{connection::Connection, tls};
+use crate::{
+    apart::{Apart, Sent as Answers, Shared, Suspects},
+    connection::Connection,
+    tls,
+};
 
 pub use self::config::{Declare, RabbitMqConfig};
 use self::connect::Link;
@@ -66,6 +70,7 @@ pub struct RabbitMq {
     exchange: ShortString,
     tls: Option<Arc<ClientConfig>>,
     connection: Connection<Link>,
+    apart: Apart<Link>,
 }
 
 /// An event, ready for the wire.
@@ -102,8 +107,9 @@ enum Answer {
 
 /// Why a channel could not finish its batch.
 enum Broken {
-    /// The server closed the channel with this code: some message was at fault, or the exchange.
-    Channel(u16),
+    /// The server closed the channel with this code: some message was at fault, or the exchange. Perhaps
+    /// it said which routing key it was.
+    Channel(u16, Option<String>),
     /// The connection is gone.
     Connection(String),
     /// Time is up.
@@ -134,13 +140,14 @@ impl RabbitMq {
         } else {
             None
         };
-        let connection = Connection::new(config.common.connect_timeout);
-        Ok(Self { config, exchange, tls, connection })
+        let limit = config.common.connect_timeout;
+        let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
+        Ok(Self { config, exchange, tls, connection, apart })
     }
 
     /// Publishes these events on one channel. What has an answer gets its outcome; the others are
     /// left, and the reason is given back.
-    async fn send(
+    async fn hand_over(
         &self,
         link: &Link,
         events: Vec<Outgoing>,
@@ -186,7 +193,7 @@ impl RabbitMq {
                 }
                 // The server's own word says more than what follows from it.
                 Ok(Err(error)) => {
-                    if !matches!(broken, Some(Broken::Channel(_))) {
+                    if !matches!(broken, Some(Broken::Channel(..))) {
                         broken = Some(Broken::from(error));
                     }
                     Answer::Lost
@@ -246,12 +253,17 @@ impl RabbitMq {
         }
     }
 
+    fn not_authorized(&self) -> String {
+        format!("not authorized to publish to {} with this routing key", self.exchange_name())
+    }
+
     /// What a channel's end means for an event that had it for itself.
     fn refusal(&self, code: u16) -> Outcome {
         let exchange = self.exchange_name();
         match code {
             404 => Outcome::unavailable(format!("{exchange} does not exist")),
-            403 => Outcome::unavailable(format!("not authorized to publish to {exchange}")),
+            // Others may be open to us: the server looks at the routing key, too.
+            403 => Outcome::retry(self.not_authorized()),
             // The one condition that a message of ours can fail.
             311 | 406 => Outcome::dead(format!(
                 "RabbitMQ refused it (code {code}): it is too large, the server's limit is lower"
@@ -263,7 +275,7 @@ impl RabbitMq {
     /// What is left without an answer, and why.
     fn unanswered(&self, link: &Link, broken: &Broken) -> Outcome {
         match broken {
-            Broken::Channel(code) => self.refusal(*code),
+            Broken::Channel(code, _) => self.refusal(*code),
             Broken::Connection(error) => Outcome::unavailable(error),
             Broken::Late if link.connection.status().blocked() => Outcome::unavailable(BLOCKED),
             Broken::Late => {
@@ -340,7 +352,7 @@ impl Transport for RabbitMq {
 
     async fn check(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let link = self.link().await.map_err(unavailable)?;
+        let link = self.live(&self.connection).await.map_err(unavailable)?;
         let found = async {
             let channel = link.connection.create_channel().await?;
             if !self.config.exchange.is_empty() {
@@ -381,15 +393,26 @@ impl Transport for RabbitMq {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        let link = match self.link().await {
-            Ok(link) => link,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
-        };
+        let limit = self.config.common.publish_timeout;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for RabbitMq {
+    type Live = Link;
+
+    /// A connection that lives, as far as one can know.
+    async fn live(&self, place: &Connection<Link>) -> Result<Arc<Link>, String> {
+        let alive = |link: &Link| link.connection.status().connected();
+        place.live(alive, async || self.connect().await).await
+    }
+
+    async fn send(&self, link: &Link, batch: &[&Envelope], deadline: Instant) -> Answers {
         // What is handed to a blocked connection waits in memory.
         if link.connection.status().blocked() {
-            return vec![Outcome::unavailable(BLOCKED); batch.len()];
+            let outcomes = vec![Some(Outcome::unavailable(BLOCKED)); batch.len()];
+            return Answers { outcomes, broke: None, suspects: Suspects::Unknown, replace: false };
         }
-        let deadline = Instant::now() + self.config.common.publish_timeout;
         let frame = link.connection.configuration().frame_max() as usize;
         let mut outcomes = vec![None; batch.len()];
         let mut events = Vec::with_capacity(batch.len());
@@ -399,38 +422,40 @@ impl Transport for RabbitMq {
                 Err(error) => outcomes[place] = Some(Outcome::dead(error)),
             }
         }
-        let several = events.len() > 1;
         let mut broken = Ok(());
         if !events.is_empty() {
-            broken = self.send(&link, events, deadline, &mut outcomes).await;
+            broken = self.hand_over(link, events, deadline, &mut outcomes).await;
         }
-        // One message can close the channel of all: the others get one each.
-        if let Err(Broken::Channel(311 | 406)) = broken
-            && several
-        {
-            for (place, envelope) in batch.iter().enumerate() {
-                let Ok(event) = self.outgoing(place, envelope, frame) else { continue };
-                if outcomes[place].is_some() {
-                    continue;
-                }
-                broken = self.send(&link, vec![event], deadline, &mut outcomes).await;
-                if let Err(broken) = &broken {
-                    outcomes[place] = Some(self.unanswered(&link, broken));
-                }
-                if let Err(Broken::Connection(_) | Broken::Late) = broken {
-                    break;
-                }
+        let Err(broken) = broken else {
+            return Answers { outcomes, broke: None, suspects: Suspects::Unknown, replace: false };
+        };
+        // One message can close the channel of all, or the connection.
+        let (broke, replace) = match &broken {
+            Broken::Channel(403, _) => (Some(self.not_authorized()), false),
+            Broken::Channel(code @ (311 | 406), _) => {
+                (Some(format!("RabbitMQ closed the channel (code {code})")), false)
             }
-        }
-        if let Err(Broken::Connection(_)) = broken {
-            self.connection.lost(&link).await;
-        }
-        let left = broken.err().map(|broken| self.unanswered(&link, &broken));
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.or_else(|| left.clone()))
-            .map(|outcome| outcome.unwrap_or_else(|| Outcome::retry("no acknowledgement")))
-            .collect()
+            Broken::Connection(error) => (Some(error.clone()), true),
+            Broken::Channel(..) | Broken::Late => (None, false),
+        };
+        let told = match (&broken, batch) {
+            (Broken::Connection(_), _) => None,
+            (Broken::Channel(..), [_]) => Some(self.unanswered(link, &broken)),
+            _ if broke.is_some() => None,
+            _ => Some(self.unanswered(link, &broken)),
+        };
+        let refused = match &broken {
+            Broken::Channel(_, routing_key) => routing_key.as_deref(),
+            Broken::Connection(_) | Broken::Late => None,
+        };
+        let is_named = |place: &usize| {
+            let envelope = batch[*place];
+            let routing_key = envelope.event.routing_key().unwrap_or(envelope.topic());
+            told.is_none() && outcomes[*place].is_none() && refused == Some(routing_key)
+        };
+        let suspects = Suspects::Named((0..batch.len()).filter(is_named).collect());
+        let outcomes = outcomes.iter().map(|outcome| outcome.clone().or_else(|| told.clone()));
+        Answers { outcomes: outcomes.collect(), broke, suspects, replace }
     }
 }
 

@@ -146,7 +146,7 @@ mod tests {
         assert!(config.tls);
         let transport = Redis::new(config).unwrap();
         assert!(!format!("{transport:?}").contains("hush"), "{transport:?}");
-        assert_eq!(transport.capabilities().acceptance, Acceptance::Atomic);
+        assert_eq!(transport.capabilities().acceptance, Acceptance::Prefix);
     }
 
     #[test]

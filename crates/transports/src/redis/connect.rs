@@ -1,6 +1,6 @@
 //! The connection to a server or a cluster: how it is made, and what is found there.
 
-use std::{fs, sync::Arc};
+use std::fs;
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
@@ -14,7 +14,7 @@ use super::{Redis, word};
 
 /// Handles that are cloned for each publish; what is sent through them is pipelined.
 #[derive(Clone)]
-pub(super) enum Live {
+pub(crate) enum Live {
     Server(MultiplexedConnection),
     Cluster(ClusterConnection),
 }
@@ -55,11 +55,7 @@ impl Live {
 }
 
 impl Redis {
-    pub(super) async fn live(&self) -> Result<Arc<Live>, String> {
-        self.connection.get(async || self.connect().await).await
-    }
-
-    async fn connect(&self) -> Result<Live, String> {
+    pub(super) async fn connect(&self) -> Result<Live, String> {
         let config = &self.config;
         let nodes = config
             .hosts

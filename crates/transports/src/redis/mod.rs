@@ -23,12 +23,15 @@
 //! acknowledged it (`WAIT`). A `maxmemory-policy` that evicts can take a whole stream, and `max_len` what no
 //! consumer has read.
 //!
+//! When the connection breaks, the batch goes again over another one, in parts if that breaks, too: an event
+//! over which the server ends the connection is a retry, and the others are delivered.
+//!
 //! In a cluster every stream has a transaction of its own, so that a batch can be accepted in part.
 
 mod config;
 mod connect;
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -40,7 +43,12 @@ use redis::{Cmd, Pipeline, RedisError, ServerError};
 use serde::Serializer;
 use tokio::time::{Instant, timeout_at};
 
-use crate::{connection::Connection, message::Message, turns::Turns};
+use crate::{
+    apart::{Apart, Sent, Shared, Suspects},
+    connection::Connection,
+    message::Message,
+    turns::Turns,
+};
 
 pub use self::config::RedisConfig;
 use self::connect::Live;
@@ -59,6 +67,7 @@ const ENTRY_MARGIN: usize = 256;
 pub struct Redis {
     config: RedisConfig,
     connection: Connection<Live>,
+    apart: Apart<Live>,
 }
 
 /// Events that are accepted together or not at all.
@@ -100,8 +109,8 @@ impl Redis {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: RedisConfig) -> Result<Self> {
         config.check()?;
-        let connection = Connection::new(config.common.connect_timeout);
-        Ok(Self { config, connection })
+        let limit = config.common.connect_timeout;
+        Ok(Self { config, connection: Connection::new(limit), apart: Apart::new(limit, false) })
     }
 
     fn command(&self, envelope: &Envelope) -> Result<Cmd, Outcome> {
@@ -154,7 +163,7 @@ impl Redis {
                             }
                             None => Outcome::retry("Redis did not answer for it"),
                         };
-                        answers.outcomes.push((entry.place, outcome));
+                        answers.outcomes.push((entry.place, Some(outcome)));
                     }
                     if self.config.replicas > 0 {
                         self.replicate(live, &mut answers, deadline).await;
@@ -162,11 +171,16 @@ impl Redis {
                     return answers;
                 }
                 Err(error) => {
-                    let (all, broken) = self.failed(&error);
+                    let Some((all, broken)) = self.failed(&error) else {
+                        let places = transaction.entries.iter().map(|entry| entry.place);
+                        answers.outcomes.extend(places.map(|place| (place, None)));
+                        answers.lost = true;
+                        return answers;
+                    };
                     let refused = error.into_server_errors().unwrap_or_default();
                     if broken || !only_some(&refused, transaction.entries.len()) {
                         let places = transaction.entries.iter().map(|entry| entry.place);
-                        answers.outcomes.extend(places.map(|place| (place, all.clone())));
+                        answers.outcomes.extend(places.map(|place| (place, Some(all.clone()))));
                         answers.broken = broken;
                         return answers;
                     }
@@ -179,7 +193,9 @@ impl Redis {
 
     /// Waits until as many replicas as configured have what was taken; otherwise it is not delivered.
     async fn replicate(&self, live: &Live, answers: &mut Answers, deadline: Instant) {
-        let taken = |(_, outcome): &&mut (usize, Outcome)| *outcome == Outcome::Delivered;
+        let taken = |(_, outcome): &&mut (usize, Option<Outcome>)| {
+            *outcome == Some(Outcome::Delivered)
+        };
         let wanted = self.config.replicas;
         // The server's answer is to come before our own patience ends.
         let patience = deadline.saturating_duration_since(Instant::now()).mul_f64(0.9);
@@ -194,14 +210,16 @@ impl Redis {
                 have.parse::<u32>().unwrap_or_default(),
                 self.config.place()
             )),
+            // The server has taken them: over another connection they would come twice.
             Err(error) => {
-                let (failure, broken) = self.failed(&error);
+                let (failure, broken) =
+                    self.failed(&error).unwrap_or_else(|| (Outcome::unavailable(self.lost()), true));
                 answers.broken = broken;
                 failure
             }
         };
         for (_, outcome) in answers.outcomes.iter_mut().filter(taken) {
-            *outcome = failure.clone();
+            *outcome = Some(failure.clone());
         }
     }
 
@@ -225,35 +243,33 @@ impl Redis {
                 rest.push(entry, command.clone());
                 continue;
             };
-            answers.outcomes.push((entry.place, outcome));
+            answers.outcomes.push((entry.place, Some(outcome)));
             keys.extend(key);
         }
         rest
     }
 
     /// What a failed transaction means for all of it, and whether the connection is to be replaced.
-    fn failed(&self, error: &RedisError) -> (Outcome, bool) {
-        let place = self.config.place();
+    /// `None` when the connection broke.
+    fn failed(&self, error: &RedisError) -> Option<(Outcome, bool)> {
         if error.is_timeout() {
             let timeout = self.config.common.publish_timeout;
-            return (Outcome::timed_out(format!("no acknowledgement within {timeout:?}")), true);
+            let late = Outcome::timed_out(format!("no acknowledgement within {timeout:?}"));
+            return Some((late, true));
         }
-        if let Some(errors) = error.clone().into_server_errors() {
-            let code = errors.first().map_or("", |(_, error)| error.code());
-            return (
-                Outcome::unavailable(format!(
-                    "Redis at {place} takes nothing for now: it answered {}",
-                    word(code)
-                )),
-                errors.iter().any(|(_, error)| is_another_servers_turn(error.code())),
-            );
-        }
-        (
-            Outcome::unavailable(format!(
-                "the connection to Redis at {place} was lost before the acknowledgement"
-            )),
-            true,
-        )
+        let errors = error.clone().into_server_errors()?;
+        let code = errors.first().map_or("", |(_, error)| error.code());
+        let outcome = Outcome::unavailable(format!(
+            "Redis at {} takes nothing for now: it answered {}",
+            self.config.place(),
+            word(code)
+        ));
+        Some((outcome, errors.iter().any(|(_, error)| is_another_servers_turn(error.code()))))
+    }
+
+    fn lost(&self) -> String {
+        let place = self.config.place();
+        format!("the connection to Redis at {place} was lost before the acknowledgement")
     }
 
     /// What a refused command means for its event.
@@ -283,10 +299,12 @@ fn late() -> RedisError {
 /// What became of a transaction's events.
 #[derive(Default)]
 struct Answers {
-    /// By place in the batch.
-    outcomes: Vec<(usize, Outcome)>,
+    /// By place in the batch; `None` for what was under way when the connection broke.
+    outcomes: Vec<(usize, Option<Outcome>)>,
     /// Whether the connection is to be replaced.
     broken: bool,
+    /// The connection broke.
+    lost: bool,
 }
 
 /// The headers as one JSON object.
@@ -344,7 +362,8 @@ impl Transport for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let acceptance = if self.config.cluster { Acceptance::Any } else { Acceptance::Atomic };
+        // A batch is all or nothing, until its connection breaks: then it goes again in parts.
+        let acceptance = if self.config.cluster { Acceptance::Any } else { Acceptance::Prefix };
         let common = &self.config.common;
         Capabilities {
             max_batch: MAX_BATCH,
@@ -357,7 +376,7 @@ impl Transport for Redis {
 
     async fn check(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let live = self.live().await.map_err(unavailable)?;
+        let live = self.live(&self.connection).await.map_err(unavailable)?;
         match self.found(&live).await {
             Ok(found) => Ok(found),
             Err(error) => {
@@ -372,18 +391,26 @@ impl Transport for Redis {
         if batch.is_empty() {
             return Vec::new();
         }
-        let live = match self.live().await {
-            Ok(live) => live,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
-        };
-        let deadline = Instant::now() + self.config.common.publish_timeout;
-        let mut outcomes = vec![Outcome::held(); batch.len()];
+        let limit = self.config.common.publish_timeout;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for Redis {
+    type Live = Live;
+
+    async fn live(&self, place: &Connection<Live>) -> Result<Arc<Live>, String> {
+        place.get(async || self.connect().await).await
+    }
+
+    async fn send(&self, live: &Live, batch: &[&Envelope], deadline: Instant) -> Sent {
+        let mut outcomes = vec![Some(Outcome::held()); batch.len()];
         // A wrong type fails a command although the transaction goes on. So that no event passes a
         // refused one of its key, a key writes to one stream a batch; the rest waits for the next.
         let several = batch.iter().any(|envelope| envelope.topic() != batch[0].topic());
         let mut turns = Turns::new(several);
         let mut transactions: Vec<Transaction<'_>> = Vec::new();
-        for (place, envelope) in batch.iter().enumerate() {
+        for (place, &envelope) in batch.iter().enumerate() {
             let stream = envelope.topic();
             if !turns.takes(envelope, stream) {
                 continue;
@@ -391,7 +418,7 @@ impl Transport for Redis {
             let command = match self.command(envelope) {
                 Ok(command) => command,
                 Err(outcome) => {
-                    outcomes[place] = outcome;
+                    outcomes[place] = Some(outcome);
                     turns.refuse(envelope);
                     continue;
                 }
@@ -403,15 +430,14 @@ impl Transport for Redis {
             });
             transactions[at].push(Entry { place, envelope, stream }, command);
         }
-        let running = transactions.into_iter().map(|t| self.run(&live, t, deadline));
+        let running = transactions.into_iter().map(|t| self.run(live, t, deadline));
         let answers = join_all(running).await;
-        if answers.iter().any(|answers| answers.broken) {
-            self.connection.lost(&live).await;
-        }
+        let broke = answers.iter().any(|answers| answers.lost).then(|| self.lost());
+        let replace = broke.is_some() || answers.iter().any(|answers| answers.broken);
         for (place, outcome) in answers.into_iter().flat_map(|answers| answers.outcomes) {
             outcomes[place] = outcome;
         }
-        outcomes
+        Sent { outcomes, broke, suspects: Suspects::Unknown, replace }
     }
 }
 

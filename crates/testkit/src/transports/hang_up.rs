@@ -1,0 +1,134 @@
+//! The server hangs up on an event: a proxy before it closes the connection at a text in the payload.
+
+use std::sync::Arc;
+
+use posthaste_core::{
+    Envelope,
+    transport::{Outcome, Transport},
+};
+use uuid::Uuid;
+
+use super::{
+    Destination, Options,
+    destination::with_address,
+    fixture::{Topic, assert_clear, deliver, id, publish, reason},
+};
+use crate::proxy::Proxy;
+
+/// The payload on which the server hangs up.
+const POISON: &str = "marker-poison-5f1c0de";
+
+/// As many as a batch may have, but no more than that.
+const EVENTS: usize = 60;
+
+/// A transport whose connections go through a proxy.
+async fn through_a_proxy(topic: &Topic<'_>) -> Option<(Proxy, Arc<dyn Transport>)> {
+    if !topic.traits.hangs_up {
+        return None;
+    }
+    let (_, rest) = topic.url.split_once('@').or(topic.url.split_once("://")).expect("a URL");
+    let server = rest.split(['/', '?']).next().expect("there is a first part");
+    let proxy = Proxy::start(server).await.expect("a port is free");
+    proxy.hang_up_on(POISON);
+    let url = with_address(&topic.url, proxy.address());
+    let transport = topic
+        .destination
+        .transport(&url, &Options::default())
+        .unwrap_or_else(|error| panic!("the transport cannot be made: {error}"));
+    Some((proxy, transport))
+}
+
+/// So many events of different keys, those at these places poisoned.
+fn events(topic: &Topic<'_>, count: usize, poisoned: &[usize]) -> Vec<Envelope> {
+    let payload = |n| if poisoned.contains(&n) { POISON } else { "harmless" };
+    (0..count).map(|n| topic.event(&n.to_string(), payload(n))).collect()
+}
+
+/// It is the event's own failure: counted, but never final, for another server may take it.
+fn assert_refused(outcome: &Outcome) {
+    let Outcome::Retry { error, after: None } = outcome else { panic!("{outcome:?}") };
+    assert_clear(error);
+    assert!(!error.contains(POISON), "{error}");
+}
+
+/// How often this event arrived.
+fn count(arrived: &[Uuid], event: &Envelope) -> usize {
+    arrived.iter().filter(|id| **id == event.event.id()).count()
+}
+
+/// Each of them is found, wherever in its batch it is and whether it is alone there; all others are
+/// delivered by the same publish.
+pub async fn a_server_that_hangs_up_on_one_event_takes_the_others(destination: &dyn Destination) {
+    for poisoned in [&[17][..], &[0], &[EVENTS - 1], &[3, 4, 40]] {
+        let topic = Topic::shared(destination).await;
+        let Some((proxy, transport)) = through_a_proxy(&topic).await else { return };
+        let events = events(&topic, EVENTS, poisoned);
+        let outcomes = publish(&*transport, &events).await;
+        for (n, outcome) in outcomes.iter().enumerate() {
+            if poisoned.contains(&n) {
+                assert_refused(outcome);
+            } else {
+                assert_eq!(*outcome, Outcome::Delivered, "event {n} beside {poisoned:?}");
+            }
+        }
+        assert!(proxy.hung_up() >= poisoned.len());
+        let arrived: Vec<Uuid> = topic.read().await.iter().map(id).collect();
+        for (n, event) in events.iter().enumerate() {
+            assert_eq!(count(&arrived, event) > 0, !poisoned.contains(&n), "event {n}");
+        }
+    }
+}
+
+/// Once it is known, it goes over a connection of its own, while others are published: these arrive once.
+pub async fn an_event_that_broke_its_connection_disturbs_nobody_when_it_comes_again(
+    destination: &dyn Destination,
+) {
+    let topic = Topic::shared(destination).await;
+    let Some((proxy, transport)) = through_a_proxy(&topic).await else { return };
+    let poison = topic.event("poison", POISON);
+    assert_refused(&publish(&*transport, std::slice::from_ref(&poison)).await[0]);
+    deliver(&*transport, &events(&topic, 2, &[])).await;
+    let before: Vec<Uuid> = topic.read().await.iter().map(id).collect();
+    for round in 0..3 {
+        let mut batch = events(&topic, EVENTS, &[]);
+        batch.insert(round * 20, poison.clone());
+        let hung_up = proxy.hung_up();
+        let beside = events(&topic, EVENTS, &[]);
+        let (outcomes, ()) =
+            tokio::join!(publish(&*transport, &batch), deliver(&*transport, &beside));
+        for (envelope, outcome) in batch.iter().zip(&outcomes) {
+            if envelope.event.id() == poison.event.id() {
+                assert_refused(outcome);
+            } else {
+                assert_eq!(*outcome, Outcome::Delivered);
+            }
+        }
+        assert_eq!(proxy.hung_up() - hung_up, 1, "it was tried once");
+        let arrived: Vec<Uuid> = topic.read().await.iter().map(id).collect();
+        let harmless = batch.iter().filter(|envelope| envelope.event.id() != poison.event.id());
+        for event in harmless.chain(&beside) {
+            assert_eq!(count(&arrived, event), 1, "in round {round}");
+        }
+        assert_eq!(count(&arrived, &poison), 0);
+    }
+    assert!(!before.contains(&poison.event.id()));
+}
+
+/// It is not the events, then: most of them are told that the destination takes nothing, which the relay
+/// believes.
+pub async fn a_server_that_hangs_up_on_every_event_is_an_outage(destination: &dyn Destination) {
+    let topic = Topic::shared(destination).await;
+    let Some((_proxy, transport)) = through_a_proxy(&topic).await else { return };
+    let all: Vec<usize> = (0..EVENTS).collect();
+    let outcomes = publish(&*transport, &events(&topic, EVENTS, &all)).await;
+    let unavailable = outcomes.iter().filter(|outcome| match outcome {
+        Outcome::Unavailable { after: None, .. } => true,
+        Outcome::Retry { .. } => false,
+        outcome => panic!("{outcome:?}"),
+    });
+    assert!(unavailable.count() >= EVENTS - 8, "{outcomes:?}");
+    for outcome in &outcomes {
+        assert_clear(reason(outcome).expect("none was delivered"));
+    }
+    deliver(&*topic.transport(&Options::default()), &events(&topic, 3, &[])).await;
+}
