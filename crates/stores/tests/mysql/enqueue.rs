@@ -16,10 +16,10 @@ async fn under_read_uncommitted_an_event_of_a_transaction_that_rolls_back_is_wri
 
     let outbox = Outbox::new().await;
     let (committed, open) = (event("committed"), event("open"));
-    let first = outbox.commit(&[committed.clone()]).await;
+    let first = outbox.commit(std::slice::from_ref(&committed)).await;
     for rolls_back in [true, false] {
         let mut other = outbox.pool.begin().await.unwrap();
-        outbox.enqueue(&mut other, &[open.clone()]).await;
+        outbox.enqueue(&mut other, std::slice::from_ref(&open)).await;
         let mut connection = outbox.pool.acquire().await.unwrap();
         outbox.execute(&mut connection, LEVEL).await;
         let mut transaction = connection.begin().await.unwrap();

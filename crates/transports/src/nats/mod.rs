@@ -529,7 +529,7 @@ mod tests {
         for (config, said) in [
             (stream::Config { num_replicas: 1, ..safe.clone() }, "sync_interval"),
             (stream::Config { storage: stream::StorageType::Memory, ..safe.clone() }, "memory"),
-            (stream::Config { max_age: Duration::from_secs(60), ..safe.clone() }, "oldest"),
+            (stream::Config { max_age: Duration::from_mins(1), ..safe.clone() }, "oldest"),
             (stream::Config { max_messages: 10, ..safe.clone() }, "oldest"),
             (stream::Config { no_ack: true, ..safe.clone() }, "acknowledges nothing"),
         ] {

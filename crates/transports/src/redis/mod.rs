@@ -193,9 +193,8 @@ impl Redis {
 
     /// Waits until as many replicas as configured have what was taken; otherwise it is not delivered.
     async fn replicate(&self, live: &Live, answers: &mut Answers, deadline: Instant) {
-        let taken = |(_, outcome): &&mut (usize, Option<Outcome>)| {
-            *outcome == Some(Outcome::Delivered)
-        };
+        let taken =
+            |(_, outcome): &&mut (usize, Option<Outcome>)| *outcome == Some(Outcome::Delivered);
         let wanted = self.config.replicas;
         // The server's answer is to come before our own patience ends.
         let patience = deadline.saturating_duration_since(Instant::now()).mul_f64(0.9);
@@ -212,8 +211,9 @@ impl Redis {
             )),
             // The server has taken them: over another connection they would come twice.
             Err(error) => {
-                let (failure, broken) =
-                    self.failed(&error).unwrap_or_else(|| (Outcome::unavailable(self.lost()), true));
+                let (failure, broken) = self
+                    .failed(&error)
+                    .unwrap_or_else(|| (Outcome::unavailable(self.lost()), true));
                 answers.broken = broken;
                 failure
             }

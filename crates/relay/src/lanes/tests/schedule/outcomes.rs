@@ -62,7 +62,7 @@ impl World {
                 1 => Outcome::dead("never"),
                 2 => Outcome::Retry { error: String::new(), after: Some(Duration::ZERO) },
                 3 => Outcome::unavailable("this one not"),
-                4 if kind % 3 == 0 => not_before("this one later", 50),
+                4 if kind.is_multiple_of(3) => not_before("this one later", 50),
                 _ => Outcome::Delivered,
             };
             failed |= outcome != Outcome::Delivered;
