@@ -290,10 +290,10 @@ mod tests {
         let tables = Tables::new(unique.name().clone());
         let store = MySqlStore::new(pool.clone(), tables.clone());
         store.migrate(Some(1)).await.unwrap();
-        let mut connection = pool.acquire().await.unwrap();
+        let mut transaction = pool.begin().await.unwrap();
         let event = Event::builder("T").payload(&1).build().unwrap();
-        MySql::enqueue(&mut connection, &tables, &[event]).await.unwrap();
-        drop(connection);
+        MySql::enqueue(&mut transaction, &tables, &[event]).await.unwrap();
+        transaction.commit().await.unwrap();
 
         let looking_back = store.looking_back.lock().await;
         let reading = tokio::spawn({
