@@ -112,7 +112,7 @@ impl TypedEvent for Placed {
 }
 
 #[tokio::test]
-async fn a_typed_handler_gets_its_event_and_what_it_cannot_read_is_dead() {
+async fn a_typed_handler_gets_its_event_and_what_does_not_fit_is_dead_but_a_newer_version_comes_again() {
     let handlers = Handlers::new("handlers")
         .on_event(async |placed: Placed, envelope| match envelope.event.aggregate_id() {
             Some("7") if placed.total == 1999 => Ok(()),
@@ -128,7 +128,7 @@ async fn a_typed_handler_gets_its_event_and_what_it_cannot_read_is_dead() {
 
     let newer = Event::of(&Placed { total: 1999 }).schema_version(3);
     let unknown = "version 3 of OrderPlaced is not known here, version 2 is";
-    assert_eq!(outcome(&handlers, of(newer)).await, Outcome::dead(unknown));
+    assert_eq!(outcome(&handlers, of(newer)).await, Outcome::retry(unknown));
 
     let broken = Event::of(&Placed { total: 0 }).raw_json(format!("{{\"total\":\"{MARKER}\"}}"));
     let Outcome::Dead { error } = outcome(&handlers, of(broken)).await else {

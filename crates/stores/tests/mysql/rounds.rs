@@ -69,7 +69,8 @@ async fn a_part_that_no_read_comes_to_the_end_of_is_looked_at_in_smaller_ones() 
     let begun = Instant::now();
     let late = other.read_late(&SHARDS, &elsewhere, Limit::rows(10)).await.unwrap();
     assert_eq!(late.rows.len(), 10);
-    let short = begun.elapsed() / 6;
+    let whole = begun.elapsed();
+    let mut short = whole / 6;
 
     let told = outbox.store.read_late(&SHARDS, &elsewhere, Limit::rows(10));
     assert!(timeout(short, told).await.is_err(), "all of it in one part takes longer");
@@ -80,7 +81,11 @@ async fn a_part_that_no_read_comes_to_the_end_of_is_looked_at_in_smaller_ones() 
             assert_eq!(late.unwrap().rows.len(), 10);
             break;
         }
-        assert!(reads < 200, "no read comes to its end");
+        assert!(reads < 400, "no read comes to its end");
+        // A busy machine takes longer for what each read does besides. All of it in one part takes longer still.
+        if reads % 20 == 0 {
+            short = (short * 5 / 4).min(whole * 4 / 5);
+        }
     }
     outbox.drop().await;
 }
