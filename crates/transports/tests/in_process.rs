@@ -112,7 +112,8 @@ impl TypedEvent for Placed {
 }
 
 #[tokio::test]
-async fn a_typed_handler_gets_its_event_and_what_does_not_fit_is_dead_but_a_newer_version_comes_again() {
+async fn a_typed_handler_gets_its_event_and_what_does_not_fit_is_dead_but_a_newer_version_comes_again()
+ {
     let handlers = Handlers::new("handlers")
         .on_event(async |placed: Placed, envelope| match envelope.event.aggregate_id() {
             Some("7") if placed.total == 1999 => Ok(()),
