@@ -74,9 +74,8 @@ async fn a_part_that_no_read_comes_to_the_end_of_is_looked_at_in_smaller_ones() 
 
     let told = outbox.store.read_late(&SHARDS, &elsewhere, Limit::rows(10));
     assert!(timeout(short, told).await.is_err(), "all of it in one part takes longer");
-    let here = Position { sequence: ROWS + 1, ..page.position };
     for reads in 1.. {
-        let late = outbox.store.read_late(&SHARDS, &here, Limit::rows(10));
+        let late = outbox.store.read_late(&SHARDS, &elsewhere, Limit::rows(10));
         if let Ok(late) = timeout(short, late).await {
             assert_eq!(late.unwrap().rows.len(), 10);
             break;
