@@ -1,4 +1,4 @@
-//! Connections: at most so many, and so many of one peer, with TLS where it is set, ended in order.
+//! Connections: limits the number in all and for each peer, adds TLS where it is set, and ends them in order.
 
 use std::{
     collections::HashMap,

@@ -151,7 +151,7 @@ impl PostgresOutbox {
         refuse_two_of_one_id(&events)?;
         let enqueued = match inner.write(transaction, &events).await {
             Err(error) if events.len() > 1 => {
-                // A conflict is none to the server: it would commit the events that were written.
+                // The server knows of no conflict: it would commit the events that were written.
                 transaction.fail(&inner.statements).await;
                 return Err(error);
             }

@@ -145,7 +145,7 @@ impl Driver {
         };
         // Without a byte in memory one event may pass, however large it is.
         let bytes = self.lanes.budget().page();
-        if self.lanes.unsettled() >= SETTLE_BATCHES * batch {
+        if self.lanes.unsettled() >= SETTLE_BATCHES * batch || self.unwritten.is_full() {
             // What is read and cannot go is written back: writing has to keep up.
             return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
         }

@@ -31,6 +31,9 @@ use crate::settle::Batch;
 /// A batch that was not written in time is divided by this.
 const PIECES: usize = 10;
 
+/// Most outcomes that are locked, or wait for one that is, while events are read: a few MB.
+const MOST_LOCKED: usize = 20_000;
+
 /// A batch that was not written, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Unwritten {
@@ -49,6 +52,12 @@ impl Unwritten {
         self.pieces.is_empty() && self.locked.is_empty()
     }
 
+    /// So many outcomes wait for a locked one that nothing more is to be read: those of one key with very many
+    /// events would fill the memory.
+    pub(crate) fn is_full(&self) -> bool {
+        self.locked.iter().map(|locked| locked.parts.len()).sum::<usize>() >= MOST_LOCKED
+    }
+
     /// What is to be written before anything else.
     pub(crate) fn next(&mut self) -> Option<Batch> {
         self.pieces.pop_front()
@@ -59,7 +68,7 @@ impl Unwritten {
         self.pieces.push_front(batch);
     }
 
-    /// The batch was not written in time. Gives the number of the event whose row is locked, if it was that
+    /// The batch was not written in time. Returns the number of the event whose row is locked, if it was that
     /// one alone.
     pub(crate) fn timed_out(&mut self, batch: Batch) -> Option<i64> {
         let outcomes: usize = batch.parts.iter().map(|(_, part)| part.len()).sum();
@@ -243,6 +252,19 @@ mod tests {
         assert!(unwritten.keep_order(batch(vec![held(8, 1)])).is_empty());
         unwritten.unlocked();
         assert_eq!(unwritten.next_locked(now).map(|batch| sequences(&batch)), Some(vec![8]));
+    }
+
+    #[test]
+    fn no_more_is_read_while_very_many_wait_for_a_locked_one() {
+        let mut unwritten = Unwritten::default();
+        unwritten.timed_out(batch(vec![retry(1, 1)]));
+        unwritten.keep_order(batch((2..20_000).map(|n| held(n, 1)).collect()));
+        assert!(!unwritten.is_full());
+        unwritten.keep_order(batch(vec![held(20_000, 1)]));
+        assert!(unwritten.is_full());
+        unwritten.next_locked(Instant::now());
+        unwritten.unlocked();
+        assert!(!unwritten.is_full());
     }
 
     #[test]

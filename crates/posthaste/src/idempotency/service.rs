@@ -146,7 +146,7 @@ where
     O::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let (parts, body) = request.into_parts();
-    // An empty scope would be one for everybody for whom something is missing.
+    // All callers whose scope could not be found would share an empty one.
     let Some(scope) = (settings.scope)(&parts).filter(|scope| !scope.is_empty()) else {
         return Ok(answer(&Problem::nobody()));
     };

@@ -40,7 +40,7 @@ impl Careful {
         }
     }
 
-    /// Starts the next group of each destination whose last one is done: gives the sequences to be recorded, and
+    /// Starts the next group of each destination whose last one is done. Returns the sequences to be recorded, and
     /// whether it is one alone that was in flight when a relay died.
     pub(super) fn next_groups(&mut self) -> (Vec<i64>, bool) {
         if !self.groups.is_empty() && (self.alone || !self.surely.is_empty()) {

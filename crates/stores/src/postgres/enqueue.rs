@@ -26,7 +26,7 @@ pub(super) async fn enqueue(
         _ => {
             let enqueued = enqueue_pieces(connection, tables, events).await;
             if enqueued.is_err() {
-                // A conflict is none to the server: it would commit the events that were written.
+                // The server knows of no conflict: it would commit the events that were written.
                 let nothing: Vec<Uuid> = Vec::new();
                 let failing = sqlx::query(tables.sql(FAIL)).persistent(false).bind(nothing);
                 let _ = failing.execute(connection).await;
