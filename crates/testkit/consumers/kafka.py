@@ -2,12 +2,15 @@
 
 Usage: kafka.py prepare SERVERS TOPIC [PARTITIONS]: makes the topic
        kafka.py read SERVERS TOPIC: prints all that the topic holds, one JSON object a line
+
+SERVERS may be followed by more settings of the client: HOST:PORT?security.protocol=ssl&ssl.ca.location=FILE
 """
 
 import base64
 import heapq
 import json
 import sys
+from urllib.parse import parse_qsl
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -17,8 +20,13 @@ QUIET = {"log_level": 0}
 TIMEOUT = 30
 
 
+def client(servers):
+    hosts, _, settings = servers.partition("?")
+    return {"bootstrap.servers": hosts, **QUIET, **dict(parse_qsl(settings))}
+
+
 def prepare(servers, topic, partitions=4):
-    admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+    admin = AdminClient(client(servers))
     topics = [NewTopic(topic, num_partitions=int(partitions), replication_factor=1)]
     for future in admin.create_topics(topics, operation_timeout=TIMEOUT).values():
         future.result(TIMEOUT)
@@ -27,11 +35,10 @@ def prepare(servers, topic, partitions=4):
 def read(servers, topic):
     consumer = Consumer(
         {
-            "bootstrap.servers": servers,
+            **client(servers),
             "group.id": "reader",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            **QUIET,
         }
     )
     partitions = consumer.list_topics(topic, timeout=TIMEOUT).topics[topic].partitions

@@ -20,6 +20,10 @@ use support::{built, envelope, given};
 
 mod support;
 
+#[cfg(feature = "kafka-tls")]
+#[path = "kafka/tls.rs"]
+mod tls;
+
 struct Subject;
 
 async fn subject() -> Option<Subject> {

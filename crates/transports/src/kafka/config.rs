@@ -100,6 +100,10 @@ pub struct KafkaConfig {
     pub tls: bool,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// The certificate that proves who we are, PEM, with those of its authorities.
+    pub cert_file: Option<PathBuf>,
+    /// The key of that certificate, PEM, without a password.
+    pub key_file: Option<PathBuf>,
     /// How messages are packed.
     pub compression: Compression,
     /// Largest message, in bytes.
@@ -117,6 +121,8 @@ impl KafkaConfig {
             sasl: Sasl::default(),
             tls: false,
             ca_file: None,
+            cert_file: None,
+            key_file: None,
             compression: Compression::default(),
             max_message: MAX_MESSAGE,
         }
@@ -143,6 +149,8 @@ impl KafkaConfig {
                 .unwrap_or_default(),
             tls,
             ca_file: url.take("ca_file").map(PathBuf::from),
+            cert_file: url.take("cert_file").map(PathBuf::from),
+            key_file: url.take("key_file").map(PathBuf::from),
             compression: url
                 .take_parsed("compression", "none, gzip, snappy, lz4 or zstd")?
                 .unwrap_or_default(),
@@ -162,8 +170,18 @@ impl KafkaConfig {
         if self.user.is_some() != self.password.is_some() {
             return Err(Error::invalid("Kafka takes a user and a password together"));
         }
-        if self.ca_file.is_some() && !self.tls {
-            return Err(Error::invalid("ca_file is for TLS: kafka+ssl://"));
+        let files = [
+            ("ca_file", &self.ca_file),
+            ("cert_file", &self.cert_file),
+            ("key_file", &self.key_file),
+        ];
+        for (name, file) in files {
+            if file.is_some() && !self.tls {
+                return Err(Error::invalid(format!("{name} is for TLS: kafka+ssl://")));
+            }
+        }
+        if self.cert_file.is_some() != self.key_file.is_some() {
+            return Err(Error::invalid("Kafka takes cert_file and key_file together"));
         }
         if !cfg!(feature = "kafka-tls") && (self.tls || self.sasl != Sasl::Plain) {
             return Err(Error::invalid(
@@ -228,8 +246,14 @@ impl KafkaConfig {
                 .set("sasl.username", user)
                 .set("sasl.password", password.expose());
         }
-        if let Some(path) = &self.ca_file {
-            client.set("ssl.ca.location", path.display().to_string());
+        for (setting, file) in [
+            ("ssl.ca.location", &self.ca_file),
+            ("ssl.certificate.location", &self.cert_file),
+            ("ssl.key.location", &self.key_file),
+        ] {
+            if let Some(path) = file {
+                client.set(setting, path.display().to_string());
+            }
         }
         client
     }
@@ -265,6 +289,9 @@ mod tests {
             ("kafka://host?compression=rar", "zstd"),
             ("kafka://me:hush@host?sasl=kerberos", "scram-sha-512"),
             ("kafka://host?ca_file=/ca.pem", "kafka+ssl://"),
+            ("kafka://host?cert_file=/me.pem&key_file=/me.key", "cert_file is for TLS"),
+            ("kafka+ssl://host?cert_file=/me.pem", "cert_file and key_file together"),
+            ("kafka+ssl://host?key_file=/me.key", "cert_file and key_file together"),
             ("kafka://host?max_message=10", "max_message"),
             ("kafka://host?acks=1", "acks"),
         ] {

@@ -54,6 +54,7 @@ pub(super) struct Trouble {
 #[derive(Clone, Copy)]
 enum Reason {
     Login,
+    Certificate,
     Tls,
     Name,
 }
@@ -67,12 +68,17 @@ impl Watcher {
 impl ClientContext for Watcher {
     fn log(&self, _: RDKafkaLogLevel, _: &str, _: &str) {}
 
-    fn error(&self, error: KafkaError, _: &str) {
+    fn error(&self, error: KafkaError, why: &str) {
         let mut trouble = self.trouble();
         match error.rdkafka_error_code() {
             Some(Code::AllBrokersDown) => trouble.gone = trouble.gone.or(Some(Instant::now())),
             Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
                 trouble.reason = Some(Reason::Login);
+            }
+            // Under TLS 1.3 a server looks at the client's certificate when the client is already
+            // done, and all that comes of a refusal is the alert.
+            Some(Code::SSL | Code::BrokerTransportFailure) if why.contains("SSL alert") => {
+                trouble.reason = Some(Reason::Certificate);
             }
             Some(Code::SSL) => trouble.reason = Some(Reason::Tls),
             Some(Code::Resolve) => trouble.reason = Some(Reason::Name),
@@ -126,8 +132,10 @@ impl Kafka {
 
     pub(super) fn make(client: &ClientConfig, watcher: &Watcher) -> Result<Producer, String> {
         // The library's words are about its configuration, which may hold a password.
-        Producer::from_config_and_context(client, watcher.clone())
-            .map_err(|_| "the Kafka client cannot be made: check ca_file and hosts".to_owned())
+        Producer::from_config_and_context(client, watcher.clone()).map_err(|_| {
+            "the Kafka client cannot be made: check ca_file, cert_file, key_file and hosts"
+                .to_owned()
+        })
     }
 
     /// Makes a producer and waits until it has found the cluster.
@@ -148,7 +156,8 @@ impl Kafka {
                 return Ok(live);
             }
             let trouble = *live.watcher.trouble();
-            let final_reason = matches!(trouble.reason, Some(Reason::Login | Reason::Tls));
+            let final_reason =
+                matches!(trouble.reason, Some(Reason::Login | Reason::Certificate | Reason::Tls));
             let gone = trouble.gone.is_some_and(|since| since.elapsed() >= PATIENCE);
             if final_reason || gone || begun.elapsed() >= self.config.common.connect_timeout {
                 return Err(self.cannot_connect(trouble));
@@ -162,6 +171,9 @@ impl Kafka {
             Some(Reason::Login) => {
                 format!("Kafka at {place} refused the login: check its user and password")
             }
+            Some(Reason::Certificate) => format!(
+                "Kafka at {place} refused our certificate, or asks for one: check cert_file and key_file"
+            ),
             Some(Reason::Tls) => format!(
                 "no TLS connection to Kafka at {place}: its certificate is not trusted, or it speaks no TLS"
             ),

@@ -13,6 +13,7 @@
 //! | `compression` | `none` (unless set), `gzip`, `snappy`, `lz4` or `zstd` |
 //! | `max_message` | largest message in bytes, 2 MiB unless set; the server has a limit of its own, often 1 MiB |
 //! | `ca_file` | PEM certificates to trust instead of the system's, with `kafka+ssl://` |
+//! | `cert_file`, `key_file` | the client's certificate and its key, PEM, for brokers that ask for one |
 //!
 //! | event | message |
 //! | --- | --- |

@@ -5,7 +5,7 @@
 use std::{env, fs, path::Path};
 
 use posthaste_core::{Envelope, Event, EventBuilder};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 /// What `scripts/servers` offers under this name, or `None`, and said so.
 pub fn given(variable: &str) -> Option<String> {
@@ -48,6 +48,8 @@ pub fn unique_name(what: &str) -> String {
 pub fn certificates(folder: &Path) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    // OpenSSL takes a certificate that names itself as its issuer for one that signed itself.
+    authority.distinguished_name.push(DnType::CommonName, "the tests' authority");
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()])
