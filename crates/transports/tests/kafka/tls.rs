@@ -41,7 +41,7 @@ async fn server_behind(proxy: u16) -> Option<Server> {
 }
 
 /// Ends TLS: shows the folder's certificate, and takes only clients whose certificate the same authority signed.
-async fn end_tls(listener: TcpListener, folder: &Path, server: u16) {
+fn end_tls(listener: TcpListener, folder: &Path, server: u16) {
     let certificates = |name: &str| -> Vec<CertificateDer<'static>> {
         CertificateDer::pem_file_iter(folder.join(name)).unwrap().map(Result::unwrap).collect()
     };
@@ -84,7 +84,7 @@ async fn brokers_and_clients_prove_who_they_are() {
     let strangers = folder.join("strangers");
     fs::create_dir(&strangers).unwrap();
     certificates(&strangers);
-    end_tls(listener, &folder, server.port()).await;
+    end_tls(listener, &folder, server.port());
 
     let topic = unique("tls");
     let file = |name: &str| folder.join(name).display().to_string();
@@ -101,7 +101,7 @@ async fn brokers_and_clients_prove_who_they_are() {
     let kafka = |parameters: &[(&str, &str)]| {
         let mut url = format!("kafka+ssl://127.0.0.1:{port}?connect_timeout=3s");
         for (name, value) in parameters {
-            url.push_str(&format!("&{name}={}", file(value)));
+            url = format!("{url}&{name}={}", file(value));
         }
         Kafka::new(KafkaConfig::from_url(&url).unwrap()).unwrap()
     };
