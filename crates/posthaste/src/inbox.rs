@@ -186,8 +186,10 @@ impl<DB: InboxDialect> Inbox<DB> {
     /// Deletes up to `limit` records that are older than this, and says how many; call it again while
     /// the answer is the limit. A message that comes again later than that runs again.
     pub async fn purge(&self, pool: &Pool<DB>, older_than: Duration, limit: usize) -> Result<u64> {
-        let mut connection = pool.acquire().await.map_err(failed("purging the inbox"))?;
-        DB::purge_inbox(&mut connection, &self.tables, older_than, limit).await
+        let mut transaction = pool.begin().await.map_err(failed("purging the inbox"))?;
+        let purged = DB::purge_inbox(&mut transaction, &self.tables, older_than, limit).await?;
+        transaction.commit().await.map_err(failed("purging the inbox"))?;
+        Ok(purged)
     }
 }
 

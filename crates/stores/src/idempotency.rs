@@ -12,8 +12,9 @@
 use std::{future::Future, time::Duration};
 
 use posthaste_core::Result;
+use sqlx::Connection as _;
 
-use crate::{Dialect, Tables};
+use crate::{Dialect, Tables, failure::failed};
 
 /// Longest scope, in characters.
 pub const SCOPE: usize = 100;
@@ -23,6 +24,8 @@ pub const KEY: usize = 255;
 
 /// How often a claim looks again when others come and go between its looks.
 const LOOKS: usize = 4;
+
+const CLAIMING: &str = "claiming an idempotency key";
 
 /// A key, whose it is, and the request that it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,21 +137,41 @@ pub async fn claim_key<DB: IdempotencyDialect>(
     lease: &KeyLease,
 ) -> Result<KeyClaim> {
     for _ in 0..LOOKS {
-        // Looked up first: a repeat is to cost no write.
-        if let Some(record) = DB::find_key(connection, tables, key).await? {
-            if record.fingerprint != key.fingerprint {
-                return Ok(KeyClaim::OtherRequest);
-            }
-            if let Some(response) = record.response {
-                return Ok(KeyClaim::Completed(response));
-            }
-            if record.locked {
-                return Ok(KeyClaim::Running);
-            }
-        }
-        if DB::take_key(connection, tables, key, lease).await? {
-            return Ok(KeyClaim::Claimed);
+        let claim = if tables.named_statements() {
+            look::<DB>(connection, tables, key, lease).await?
+        } else {
+            // A statement without a name is gone when a pooler lends the server's connection to somebody else.
+            let mut transaction = connection.begin().await.map_err(failed(CLAIMING))?;
+            let claim = look::<DB>(&mut transaction, tables, key, lease).await?;
+            transaction.commit().await.map_err(failed(CLAIMING))?;
+            claim
+        };
+        if let Some(claim) = claim {
+            return Ok(claim);
         }
     }
     Ok(KeyClaim::Running)
+}
+
+/// `None` when somebody came between the two statements.
+async fn look<DB: IdempotencyDialect>(
+    connection: &mut DB::Connection,
+    tables: &Tables,
+    key: &RequestKey,
+    lease: &KeyLease,
+) -> Result<Option<KeyClaim>> {
+    // Looked up first: a repeat is to cost no write.
+    if let Some(record) = DB::find_key(connection, tables, key).await? {
+        if record.fingerprint != key.fingerprint {
+            return Ok(Some(KeyClaim::OtherRequest));
+        }
+        if let Some(response) = record.response {
+            return Ok(Some(KeyClaim::Completed(response)));
+        }
+        if record.locked {
+            return Ok(Some(KeyClaim::Running));
+        }
+    }
+    let taken = DB::take_key(connection, tables, key, lease).await?;
+    Ok(taken.then_some(KeyClaim::Claimed))
 }

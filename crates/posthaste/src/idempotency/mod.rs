@@ -72,7 +72,7 @@ mod service;
 use std::{sync::Arc, time::Duration};
 
 use http::request::Parts;
-use posthaste_core::{Error, ErrorKind, Result};
+use posthaste_core::Result;
 use posthaste_stores::idempotency::IdempotencyDialect;
 use sqlx::Pool;
 use tower_layer::Layer;
@@ -183,10 +183,11 @@ impl<DB: IdempotencyDialect> IdempotencyLayer<DB> {
     /// Deletes up to `limit` expired keys, and says how many; call it again while the answer is
     /// the limit.
     pub async fn purge(&self, limit: usize) -> Result<u64> {
-        let mut connection = self.settings.pool.acquire().await.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "purging idempotency keys failed").with_source(error)
-        })?;
-        DB::purge_idempotency(&mut connection, self.settings.outbox.tables(), limit).await
+        let mut transaction = claim::begin(&self.settings).await?;
+        let tables = self.settings.outbox.tables();
+        let purged = DB::purge_idempotency(&mut transaction, tables, limit).await?;
+        claim::end(transaction).await?;
+        Ok(purged)
     }
 
     fn change(self, change: impl FnOnce(&mut Settings<DB>)) -> Self {

@@ -1,12 +1,14 @@
 //! What breaks on the way: handlers, clients, connections, leases.
 
 use axum::{Router, routing::post};
+use futures_util::{FutureExt as _, future::join_all};
 use posthaste::idempotency::IdempotencyLayer;
+use sqlx::postgres::PgPoolOptions;
 use tokio::{net::TcpListener, task::spawn};
 
 use crate::{
     shop::{Answer, EFFECTS, EVENTS, KEYS, KeyDatabase, Server, client},
-    support::{Fixture, soon},
+    support::{Fixture, TestDatabase, soon, url},
 };
 
 pub async fn a_refusal_that_was_committed_is_repeated<DB: KeyDatabase>(fixture: &Fixture<DB>) {
@@ -219,4 +221,37 @@ async fn on_postgres_a_handler_that_passes_over_the_end_of_its_transaction_is_50
 #[tokio::test]
 async fn on_mariadb_a_handler_that_passes_over_the_end_of_its_transaction_is_500() {
     a_handler_that_passes_over_the_end_of_its_transaction_is_500::<sqlx::MySql>().await;
+}
+
+/// Behind a pooler that lends out connections by the transaction, to more than it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_transaction_pooler_keys_are_claimed_stored_given_back_and_purged() {
+    const CLIENTS: usize = 50;
+
+    let fixture = <sqlx::Postgres as TestDatabase>::fixture().await;
+    let pool = PgPoolOptions::new()
+        .max_connections(CLIENTS as u32)
+        .connect(&url("POSTHASTE_TEST_PGBOUNCER"))
+        .await
+        .unwrap();
+    let outbox = fixture.outbox().without_named_statements();
+    let server = Server::start_with(&fixture, outbox, pool.clone()).await;
+    let answers = join_all((0..CLIENTS).map(async |n| {
+        let key = format!("k{n}");
+        let plain = |behaviour: &'static str| {
+            Answer::of(server.post("/plain", &key, "42").header("x-do", behaviour))
+                .map(|answer| answer.status)
+        };
+        [plain("later").await, plain("").await]
+    }))
+    .await;
+    assert_eq!(answers, vec![[429, 200]; CLIENTS]);
+    let earlier = Fixture::<sqlx::Postgres>::earlier("expires_at", 100_000);
+    fixture.sql(&format!("update {{idempotency}} set expires_at = {earlier}")).await;
+    let purges = join_all((0..CLIENTS).map(|_| server.layer.purge(CLIENTS))).await;
+    let purged: u64 = purges.into_iter().map(Result::unwrap).sum();
+    assert_eq!(purged, CLIENTS as u64);
+    server.stop(&fixture).await;
+    pool.close().await;
+    fixture.clean().await;
 }

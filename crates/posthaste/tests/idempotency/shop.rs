@@ -61,15 +61,23 @@ impl<DB: KeyDatabase> Drop for Server<DB> {
 
 impl<DB: KeyDatabase> Server<DB> {
     pub async fn start(fixture: &Fixture<DB>) -> Self {
+        Self::start_with(fixture, fixture.outbox(), fixture.pool.clone()).await
+    }
+
+    pub async fn start_with(
+        fixture: &Fixture<DB>,
+        outbox: posthaste::Outbox<DB>,
+        pool: sqlx::Pool<DB>,
+    ) -> Self {
         fixture.sql("create table {events}_effects (n varchar(40) not null)").await;
         let shop = Arc::new(Shop {
-            outbox: fixture.outbox(),
+            outbox: outbox.clone(),
             insert: fixture.tables.fill("insert into {events}_effects (n) values ('paid')"),
             ran: AtomicUsize::new(0),
             arrived: Semaphore::new(0),
             gate: Semaphore::new(0),
         });
-        let layer = IdempotencyLayer::new(fixture.outbox(), fixture.pool.clone(), |request| {
+        let layer = IdempotencyLayer::new(outbox, pool, |request| {
             request.headers.get("x-tenant")?.to_str().ok().map(str::to_owned)
         })
         .max_request(MAX)

@@ -131,6 +131,7 @@ impl IdempotencyDialect for Postgres {
             where k.scope = e.scope and k.idempotency_key = e.idempotency_key";
 
         let purged = sqlx::query(tables.sql(PURGE))
+            .persistent(tables.named_statements())
             .bind(limit as i64)
             .execute(connection)
             .await

@@ -46,6 +46,7 @@ impl InboxDialect for Postgres {
             ))";
 
         let purged = sqlx::query(tables.sql(PURGE))
+            .persistent(tables.named_statements())
             .bind(micros(older_than))
             .bind(limit as i64)
             .execute(connection)

@@ -16,19 +16,26 @@
 use futures_util::future::try_join;
 use posthaste_core::{Error, ErrorKind, Result};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Row as _};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::PostgresStore;
+use crate::connect::ACQUIRE_TIMEOUT;
 
 /// Others may use the pooler meanwhile and get between the two: one proof is enough.
 const ROUNDS: usize = 3;
 
 impl PostgresStore {
-    /// Refuses a transaction pooler. Asks once; a server that cannot be asked refuses elsewhere.
+    /// Refuses a transaction pooler. Asks once; a server that cannot be asked refuses elsewhere, and so does one
+    /// that does not answer.
     pub(super) async fn refuse_pooler(&self) -> Result<()> {
         if self.direct.get().is_some() {
             return Ok(());
         }
+        timeout(ACQUIRE_TIMEOUT, self.look_for_pooler()).await.unwrap_or(Ok(()))
+    }
+
+    async fn look_for_pooler(&self) -> Result<()> {
         // Connections of their own: the application's pool may have none to spare.
         let options = self.pool.connect_options();
         let Ok((mut ours, mut other)) = try_join(options.connect(), options.connect()).await else {
