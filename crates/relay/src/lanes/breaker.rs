@@ -12,7 +12,7 @@
 //!
 //! A timeout alone is its event's own when one that was handed over later has been taken meanwhile, or
 //! since its last timeout (`hung.rs`). An event that was refused while others were taken says nothing of
-//! its destination any more when it is refused again. One to which the destination named a time comes
+//! its destination any more when it is refused again, unless very many are. One to which the destination named a time comes
 //! again at that time, and no attempt is counted.
 //!
 //! While a breaker is open nothing goes to its destination and no attempt is counted. What was under
@@ -56,6 +56,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// So many keys are remembered as tried.
 const PROBED_KEYS: usize = 100;
 
+/// So many keys whose events were refused before, and are again without a success between, are no accident either:
+/// the next ones are failures like any other.
+const REFUSED_AGAIN: usize = 16;
+
 /// Most events that are remembered as refused.
 const MOST_REFUSED: usize = 1_000;
 
@@ -91,6 +95,8 @@ pub(super) struct Breaker {
     hung: Hung,
     /// Events that were refused while others were taken, since it was closed.
     refused: BTreeSet<i64>,
+    /// Keys of these that were refused again since the last success.
+    refused_again: BTreeSet<i64>,
     /// The last failure since the last success for which the destination named a time.
     put_off: Option<Outcome>,
     /// When a held lane is looked for again that has an event to try.
@@ -219,6 +225,7 @@ impl Breaker {
     fn forget_failures(&mut self) {
         self.in_a_row = 0;
         self.failed.clear();
+        self.refused_again.clear();
         self.unreached.clear();
         self.put_off = None;
     }
@@ -588,8 +595,11 @@ impl Lanes {
             return;
         }
         if of.breaker.refused.contains(&sequence) && matches!(outcome, Outcome::Retry { .. }) {
-            self.fail(sequence, outcome, true);
-            return;
+            of.breaker.refused_again.insert(key);
+            if of.breaker.refused_again.len() <= REFUSED_AGAIN {
+                self.fail(sequence, outcome, true);
+                return;
+            }
         }
         if names_a_time(&outcome) {
             of.breaker.fails(key);

@@ -143,18 +143,31 @@ fn refused() -> Outcome {
 
 /// Ten events that were refused while another one was taken, and nothing else.
 fn ten_that_were_refused() -> Lanes {
-    let mut lanes = keys(11);
-    dispatch(&mut lanes);
-    let outcomes = (1..=11).map(|n| (n, if n == 11 { Outcome::Delivered } else { refused() }));
-    lanes.published(outcomes.collect(), now());
-    let written = lanes.next_settlements(20);
-    assert_eq!(written.iter().map(|one| one.settlement.attempts).sum::<u32>(), 10);
+    that_were_refused(10)
+}
+
+fn that_were_refused(events: u8) -> Lanes {
+    let mut lanes = keys(events + 1);
+    let last = i64::from(events) + 1;
+    let mut first = dispatch(&mut lanes);
+    while first.len() <= usize::from(events) {
+        first.extend(dispatch(&mut lanes));
+    }
+    let outcome = |&n: &i64| (n, if n == last { Outcome::Delivered } else { refused() });
+    lanes.published(first.iter().map(outcome).collect(), now());
+    let written = lanes.next_settlements(first.len());
+    let counted: u32 = written.iter().map(|one| one.settlement.attempts).sum();
+    assert_eq!(counted, u32::from(events));
     lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
     lanes
 }
 
 fn fall_due(lanes: &mut Lanes, attempts: u32) {
-    for sequence in 1..=10 {
+    all_fall_due(lanes, 10, attempts);
+}
+
+fn all_fall_due(lanes: &mut Lanes, events: i64, attempts: u32) {
+    for sequence in 1..=events {
         let due = Fetched { wait: Some(Wait::Retry), attempts, ..row(sequence, sequence as u8) };
         lanes.offer(due, Origin::Due, None, now());
     }
@@ -176,6 +189,23 @@ fn events_that_were_refused_while_others_were_taken_end_dead_with_nobody_else_ar
         }
         lanes.settled(written.iter().map(|one| one.settlement.sequence), now());
     }
+}
+
+#[test]
+fn an_outage_in_which_very_many_are_refused_again_costs_few_of_them_an_attempt() {
+    let mut lanes = that_were_refused(40);
+    all_fall_due(&mut lanes, 40, 1);
+    let mut under_way = dispatch(&mut lanes);
+    while under_way.len() < 40 {
+        under_way.extend(dispatch(&mut lanes));
+    }
+    for sequence in under_way {
+        lanes.published(vec![(sequence, refused())], now());
+    }
+    assert_eq!(state(&lanes), "open");
+    let written = lanes.next_settlements(100);
+    let counted = written.iter().filter(|one| one.settlement.attempts > 1).count();
+    assert_eq!((written.len(), counted), (40, 16));
 }
 
 #[test]
