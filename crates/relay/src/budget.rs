@@ -30,6 +30,10 @@ const PAGE: usize = 8;
 /// reading: it would be one of many.
 const SMALL_PAGE: usize = 64;
 
+/// Which part pages leave to small ones, for one of these at least: a key whose events fill all that pages may take
+/// must not keep those of others from being looked for.
+const FOR_SMALL_PAGES: usize = 8;
+
 /// The bytes of all events in memory, and their limit.
 #[derive(Debug, Clone)]
 pub struct Budget {
@@ -85,17 +89,17 @@ impl Budget {
     /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
     /// nothing in memory one event may always come, however large it is.
     pub(crate) fn page(&self) -> Option<usize> {
-        self.part(PAGE)
+        self.part(self.limit - self.limit / FOR_SMALL_PAGES, PAGE)
     }
 
-    /// The same for a page that is one of several.
+    /// The same for a page that is one of several. There may be room for these when there is none for a larger one.
     pub(crate) fn small_page(&self) -> Option<usize> {
-        self.part(SMALL_PAGE)
+        self.part(self.limit, SMALL_PAGE)
     }
 
-    fn part(&self, part: usize) -> Option<usize> {
+    fn part(&self, limit: usize, part: usize) -> Option<usize> {
         let used = self.used();
-        let room = self.limit.saturating_sub(used) / COPIES;
+        let room = limit.saturating_sub(used) / COPIES;
         if used > 0 && room < self.limit / SMALL_PAGE {
             return None;
         }
@@ -131,13 +135,18 @@ mod tests {
         assert_eq!(budget.page(), Some(8_000));
         let first = budget.charge(5_000, &Share::default());
         assert_eq!(budget.used(), 30_512);
-        assert_eq!(budget.page(), Some(5_581));
-        let second = budget.charge(4_400, &Share::default());
-        assert_eq!(budget.page(), Some(1_096));
+        assert_eq!(budget.page(), Some(4_248));
+        let second = budget.charge(3_000, &Share::default());
+        assert_eq!(budget.page(), Some(1_162));
         let third = budget.charge(100, &Share::default());
         assert_eq!(budget.page(), None, "so little is not worth a read");
-        drop((first, third));
-        assert_eq!(budget.page(), Some(6_181));
+        assert_eq!(budget.small_page(), Some(1_000), "these have a part of their own");
+        let fourth = budget.charge(600, &Share::default());
+        assert_eq!(budget.small_page(), Some(1_000), "for more than one");
+        let fifth = budget.charge(600, &Share::default());
+        assert_eq!(budget.small_page(), None);
+        drop((first, third, fourth, fifth));
+        assert_eq!(budget.page(), Some(6_248));
         drop(second);
         assert_eq!(budget.used(), 0);
     }

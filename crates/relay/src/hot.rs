@@ -180,6 +180,7 @@ impl Driver {
         let reserved = self.lanes.budget().reserve(bytes);
         let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
         let from = self.source.position().clone();
+        let in_hand = self.lanes.keys_in_hand();
         let read = self.lanes.read_began_beyond(from.sequence);
         let deadline = self.config.deadline();
         self.waiting_beyond.retain(|_, until| until.is_none_or(|until| now < until));
@@ -187,7 +188,7 @@ impl Driver {
         self.tasks.spawn(async move {
             let rows = within(deadline, async {
                 for _ in 0..BEYOND_PAGES {
-                    let mut beyond = store.read_beyond(&shards, &from, limit).await?;
+                    let mut beyond = store.read_beyond(&shards, &from, &in_hand, limit).await?;
                     let all = beyond.len();
                     beyond.retain(|sequence| !waiting.contains(sequence));
                     if !beyond.is_empty() {

@@ -39,6 +39,9 @@ mod overdue;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod beyond;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod key;
+
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod sessions;
 

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use async_trait::async_trait;
 use uuid::Uuid;
@@ -264,14 +264,15 @@ pub trait Read: Send + Sync {
     /// back are left out. The caller bounds it by what it asks for: whoever wrote a row has told its size.
     async fn read_hot(&self, sequences: &[i64], from: &Position) -> Result<Vec<HotRow>>;
 
-    /// Sequences of events that wait for nothing, with `sequence > from.sequence`. The events themselves keep to the
-    /// limit. Asked while late commits come page by page, or a few keys fill the reader's memory, and
-    /// `from.sequence` stays: with [`read_hot`](Self::read_hot) those go whose key has nothing before them that
-    /// the reader does not know. Calls take turns over all there are.
+    /// Sequences of events of other keys than these that wait for nothing, with `sequence > from.sequence`. The
+    /// events themselves keep to the limit. Asked while late commits come page by page, or a few keys fill the
+    /// reader's memory, and `from.sequence` stays: with [`read_hot`](Self::read_hot) those go whose key has
+    /// nothing before them that the reader does not know. Calls take turns over all there are.
     async fn read_beyond(
         &self,
         _shards: &[u16],
         _from: &Position,
+        _but: &HashSet<Key>,
         _limit: Limit,
     ) -> Result<Vec<i64>> {
         Ok(Vec::new())

@@ -1,8 +1,15 @@
 //! Rows in: into a lane, behind a blocked one, or ignored because they are in hand.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
 
-use posthaste_core::store::{Fetched, RowLease, Verdict, Wait};
+use posthaste_core::{
+    Key,
+    store::{Fetched, RowLease, Verdict, Wait},
+};
 
 use super::{
     Entry, LaneId, Lanes, Offered, Origin, Queue, Ready, Recorded, Routed, State, Then, Unsettled,
@@ -32,6 +39,16 @@ impl Lanes {
     /// All that waits in memory follows events of its own key that are under way.
     pub fn waits_for_its_keys(&self) -> bool {
         self.in_flight > 0 && self.destinations.iter().all(|of| !of.has_ready())
+    }
+
+    /// Keys of which something is in hand or blocks at each destination: what comes of them waits in line.
+    pub fn keys_in_hand(&self) -> HashSet<Key> {
+        let destinations = self.configured().len();
+        let mut lanes: HashMap<Key, usize> = HashMap::with_capacity(self.lanes.len());
+        for id in self.lanes.keys() {
+            *lanes.entry(id.key).or_default() += 1;
+        }
+        lanes.into_iter().filter(|(_, lanes)| *lanes >= destinations).map(|(key, _)| key).collect()
     }
 
     /// The same for replays, of destinations that take events or can be tried with one.

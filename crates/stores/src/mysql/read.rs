@@ -4,6 +4,7 @@
 //! take it along, and its shard is computed here.
 
 use std::{
+    collections::HashSet,
     sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -30,7 +31,12 @@ use super::{
     row::{COLUMNS, columns, fetched, for_ever, fresh, unsettled},
     tracker::{self, Context, News, Reader, Tracker},
 };
-use crate::{Tables, beyond, failure::failed};
+use crate::{
+    Tables,
+    beyond::{self, Found, LOOK_ROWS},
+    failure::failed,
+    key::KeyColumns,
+};
 
 /// Most numbers that one look takes in.
 pub(super) const LOOK_LIMIT: usize = 10_000;
@@ -286,20 +292,33 @@ impl Read for MySqlStore {
         Ok(hot)
     }
 
-    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
-        const DOING: &str = "reading beyond late commits";
+    async fn read_beyond(
+        &self,
+        shards: &[u16],
+        from: &Position,
+        but: &HashSet<Key>,
+        limit: Limit,
+    ) -> Result<Vec<i64>> {
+        const DOING: &str = "reading beyond the cursor";
         const NEWEST: &str = "select max(sequence) from {events}";
 
         let mut session = self.session(DOING).await?;
         let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
         let end = after.saturating_add(LOOK_LIMIT as i64);
-        let limit = self.fewer(limit);
-        let found: Vec<(i64, i64)> =
+        let found: Vec<Found> =
             bind_shards(sqlx::query(self.listing(BEYOND, shards.len())), shards)
                 .bind(after)
                 .bind(end)
-                .bind(limit.rows as u64)
-                .try_map(|row: MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?)))
+                .bind(LOOK_ROWS as u64)
+                .try_map(|row: MySqlRow| {
+                    let key = KeyColumns {
+                        ordering_key: row.try_get_unchecked(2)?,
+                        tenant: row.try_get_unchecked(3)?,
+                        aggregate_type: row.try_get_unchecked(4)?,
+                        aggregate_id: row.try_get_unchecked(5)?,
+                    };
+                    Ok(Found::new(row.try_get(0)?, row.try_get(1)?, key))
+                })
                 .fetch_all(&mut *session)
                 .await
                 .map_err(failed(DOING))?;
@@ -314,7 +333,7 @@ impl Read for MySqlStore {
             end = next.first().map_or(end, |next| next - 1);
         }
         session.done();
-        Ok(beyond::page(found, limit, &self.beyond, end, newest))
+        Ok(beyond::page(&found, but, limit, &self.beyond, end, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
@@ -441,7 +460,8 @@ const AHEAD: &str = concat!(
 
 const BEYOND: &str = concat!(
     "select e.sequence,
-        cast(length(e.payload) + coalesce(length(e.headers), 0) as signed)
+        cast(length(e.payload) + coalesce(length(e.headers), 0) as signed),
+        e.ordering_key, e.tenant, e.aggregate_type, e.aggregate_id
     from {events} e force index (primary)
     where (e.shard in ({list}) or e.shard is null) and e.sequence > ? and e.sequence <= ? and ",
     readable!(),

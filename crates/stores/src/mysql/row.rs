@@ -1,14 +1,17 @@
 //! From a row to an event: which columns are read, in which order, and what they become.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
-    key::derived_key,
     store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{Row, mysql::MySqlRow};
 use uuid::Uuid;
+
+use crate::key::KeyColumns;
 
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
@@ -196,17 +199,16 @@ fn wait(row: &MySqlRow) -> sqlx::Result<Option<Wait>> {
     Ok(row.try_get_unchecked::<Option<&str>, _>(19)?.and_then(Wait::parse))
 }
 
-/// The ordering key: also of a row whose content cannot be decoded, or its lane would go on.
 fn key(row: &StoredRow) -> Option<Key> {
     key_text(row).map(|key| Key::of(&key))
 }
 
-fn key_text(row: &StoredRow) -> Option<String> {
-    match (row.ordering_key.as_deref(), row.aggregate_id.as_deref()) {
-        (Some(""), _) | (None, None) => None,
-        (Some(key), _) => Some(key.to_owned()),
-        (None, Some(id)) => {
-            Some(derived_key(row.tenant.as_deref().unwrap_or(""), &row.aggregate_type, id))
-        }
-    }
+fn key_text(row: &StoredRow) -> Option<Cow<'_, str>> {
+    let columns = KeyColumns {
+        ordering_key: row.ordering_key.as_deref(),
+        tenant: row.tenant.as_deref(),
+        aggregate_type: &row.aggregate_type,
+        aggregate_id: row.aggregate_id.as_deref(),
+    };
+    columns.text()
 }

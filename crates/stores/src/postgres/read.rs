@@ -1,6 +1,10 @@
 //! Finding events without writing: ahead of the cursor, behind it, by their time, by their lane.
 
-use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
@@ -24,7 +28,11 @@ use super::{
     row::{COLUMNS, Light, Micros, event, fetched, fetched_all},
     shard_numbers,
 };
-use crate::{beyond, failure::failed};
+use crate::{
+    beyond::{self, Found, LOOK_ROWS},
+    failure::failed,
+    key::KeyColumns,
+};
 
 /// Most rows of one late transaction that a read walks over.
 const WALKED: i64 = 2_000;
@@ -510,36 +518,51 @@ impl Read for PostgresStore {
         Ok(rows)
     }
 
-    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
-        const DOING: &str = "reading beyond late commits";
+    async fn read_beyond(
+        &self,
+        shards: &[u16],
+        from: &Position,
+        but: &HashSet<Key>,
+        limit: Limit,
+    ) -> Result<Vec<i64>> {
+        const DOING: &str = "reading beyond the cursor";
         const BEYOND: &str = concat!(
-            "select coalesce(array_agg(e.sequence order by e.sequence), '{}'),
-                coalesce(array_agg(e.bytes order by e.sequence), '{}'),
-                coalesce((select sequence from {events} order by sequence desc limit 1), 0)
-            from (
-                select e.sequence, octet_length(e.payload)::bigint
-                    + coalesce(octet_length(e.headers), 0) as bytes
-                from {events} e
-                where e.sequence > $1 and e.sequence <= $1 + $2 and e.shard = any($3) and ",
+            "select e.sequence,
+                octet_length(e.payload)::bigint + coalesce(octet_length(e.headers), 0),
+                e.ordering_key, e.tenant, e.aggregate_type, e.aggregate_id
+            from {events} e
+            where e.sequence > $1 and e.sequence <= $1 + $2 and e.shard = any($3) and ",
             fresh!(),
-            " order by e.sequence limit $4
-            ) e"
+            " order by e.sequence limit $4"
         );
+        const NEWEST: &str =
+            "select coalesce((select sequence from {events} order by sequence desc limit 1), 0)";
 
         let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
         let mut session = self.sessions.take(DOING).await?;
-        let (found, sizes, newest): (Vec<i64>, Vec<i64>, i64) =
-            sqlx::query_as(self.tables.sql(BEYOND))
-                .bind(after)
-                .bind(WINDOW)
-                .bind(shard_numbers(shards))
-                .bind(limit.rows as i64)
-                .fetch_one(&mut *session)
-                .await
-                .map_err(failed(DOING))?;
+        let found = sqlx::query(self.tables.sql(BEYOND))
+            .bind(after)
+            .bind(WINDOW)
+            .bind(shard_numbers(shards))
+            .bind(LOOK_ROWS as i64)
+            .try_map(|row: PgRow| {
+                let key = KeyColumns {
+                    ordering_key: row.try_get_unchecked(2)?,
+                    tenant: row.try_get_unchecked(3)?,
+                    aggregate_type: row.try_get_unchecked(4)?,
+                    aggregate_id: row.try_get_unchecked(5)?,
+                };
+                Ok(Found::new(row.try_get_unchecked(0)?, row.try_get_unchecked(1)?, key))
+            })
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed(DOING))?;
+        let newest: i64 = sqlx::query_scalar(self.tables.sql(NEWEST))
+            .fetch_one(&mut *session)
+            .await
+            .map_err(failed(DOING))?;
         session.done();
-        let found = found.into_iter().zip(sizes).collect();
-        Ok(beyond::page(found, limit, &self.beyond, after + WINDOW, newest))
+        Ok(beyond::page(&found, but, limit, &self.beyond, after + WINDOW, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {

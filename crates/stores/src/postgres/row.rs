@@ -4,7 +4,6 @@ use jiff::Timestamp;
 use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
-    key::derived_key,
     store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{
@@ -14,6 +13,8 @@ use sqlx::{
     postgres::{PgArgumentBuffer, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid},
 };
 use uuid::Uuid;
+
+use crate::key::KeyColumns;
 
 /// The columns of `e` that make a [`Fetched`], in the order in which they are decoded.
 macro_rules! columns {
@@ -318,17 +319,14 @@ fn wait(row: &PgRow) -> sqlx::Result<Option<Wait>> {
     Ok(row.try_get_unchecked::<Option<&str>, _>(19)?.and_then(Wait::parse))
 }
 
-/// The ordering key: also of a row whose content cannot be decoded, or its lane would go on.
 fn key(row: &StoredRow) -> Option<Key> {
-    match (row.ordering_key.as_deref(), row.aggregate_id.as_deref()) {
-        (Some(""), _) | (None, None) => None,
-        (Some(key), _) => Some(Key::of(key)),
-        (None, Some(id)) => Some(Key::of(&derived_key(
-            row.tenant.as_deref().unwrap_or(""),
-            &row.aggregate_type,
-            id,
-        ))),
-    }
+    let columns = KeyColumns {
+        ordering_key: row.ordering_key.as_deref(),
+        tenant: row.tenant.as_deref(),
+        aggregate_type: &row.aggregate_type,
+        aggregate_id: row.aggregate_id.as_deref(),
+    };
+    columns.text().map(|key| Key::of(&key))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Finding events without writing: ahead of the cursor, by their time, by their lane.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{collections::HashSet, sync::atomic::Ordering, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream::BoxStream};
@@ -17,7 +17,11 @@ use super::{
     SqliteStore, list,
     row::{COLUMNS, FOR_EVER, columns, fetched, fetched_all, fresh, now, unsettled},
 };
-use crate::{beyond, failure::failed};
+use crate::{
+    beyond::{self, Found, LOOK_ROWS},
+    failure::failed,
+    key::KeyColumns,
+};
 
 /// Most rows that a read ahead walks over: what is settled already costs time, too.
 const WINDOW: i64 = 50_000;
@@ -229,10 +233,18 @@ impl Read for SqliteStore {
             .map_err(failed("reading hot events"))
     }
 
-    async fn read_beyond(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Vec<i64>> {
+    async fn read_beyond(
+        &self,
+        shards: &[u16],
+        from: &Position,
+        but: &HashSet<Key>,
+        limit: Limit,
+    ) -> Result<Vec<i64>> {
         const DOING: &str = "reading beyond the cursor";
         const BEYOND: &str = concat!(
-            "select sequence, length(payload) + coalesce(length(headers), 0) from {events}
+            "select sequence, length(payload) + coalesce(length(headers), 0),
+                ordering_key, tenant, aggregate_type, aggregate_id
+            from {events}
             where sequence > ?1 and sequence <= ?2 and ",
             fresh!(),
             "
@@ -245,14 +257,25 @@ impl Read for SqliteStore {
         }
         let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
         let (newest, edge) = self.range(after).await?;
-        let found: Vec<(i64, i64)> = sqlx::query_as(self.tables.sql(BEYOND))
+        let found = sqlx::query(self.tables.sql(BEYOND))
             .bind(after)
             .bind(edge)
-            .bind(limit.rows as i64)
+            .bind(LOOK_ROWS as i64)
+            .try_map(|row: SqliteRow| {
+                // Whatever a writer gave: what makes no sense as a key follows no other.
+                let text = |column| row.try_get::<Option<&str>, usize>(column).unwrap_or_default();
+                let key = KeyColumns {
+                    ordering_key: text(2),
+                    tenant: text(3),
+                    aggregate_type: text(4).unwrap_or_default(),
+                    aggregate_id: text(5),
+                };
+                Ok(Found::new(row.try_get(0)?, row.try_get(1).unwrap_or_default(), key))
+            })
             .fetch_all(&self.reader)
             .await
             .map_err(failed(DOING))?;
-        Ok(beyond::page(found, limit, &self.beyond, edge, newest))
+        Ok(beyond::page(&found, but, limit, &self.beyond, edge, newest))
     }
 
     async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {

@@ -7,11 +7,12 @@ use jiff::Timestamp;
 use posthaste_core::{
     Key, Status,
     envelope::StoredRow,
-    key::derived_key,
     store::{EventRecord, Fetched, Identity, Wait},
 };
 use sqlx::{Column, Decode, Row, Sqlite, Type, sqlite::SqliteRow};
 use uuid::Uuid;
+
+use crate::key::KeyColumns;
 
 /// `not_before` of an event that waits for its lane or for an operator: for ever.
 pub(super) const FOR_EVER: i64 = i64::MAX;
@@ -210,15 +211,12 @@ fn wait(row: &SqliteRow) -> Option<Wait> {
     row.try_get::<Option<&str>, _>(19).unwrap_or_default().and_then(Wait::parse)
 }
 
-/// The ordering key: also of a row whose content cannot be decoded, or its lane would go on.
 fn key(row: &StoredRow) -> Option<Key> {
-    match (row.ordering_key.as_deref(), row.aggregate_id.as_deref()) {
-        (Some(""), _) | (None, None) => None,
-        (Some(key), _) => Some(Key::of(key)),
-        (None, Some(id)) => Some(Key::of(&derived_key(
-            row.tenant.as_deref().unwrap_or(""),
-            &row.aggregate_type,
-            id,
-        ))),
-    }
+    let columns = KeyColumns {
+        ordering_key: row.ordering_key.as_deref(),
+        tenant: row.tenant.as_deref(),
+        aggregate_type: &row.aggregate_type,
+        aggregate_id: row.aggregate_id.as_deref(),
+    };
+    columns.text().map(|key| Key::of(&key))
 }

@@ -1,7 +1,10 @@
 //! Commits that become visible behind the cursor: found soon, and nobody waits for them. Databases
 //! that have none of them pass these cases without a word.
 
-use std::{cell::Cell, collections::BTreeSet};
+use std::{
+    cell::Cell,
+    collections::{BTreeSet, HashSet},
+};
 
 use futures_util::future::{join, join_all};
 use posthaste_core::{Event, key, store::Limit};
@@ -181,12 +184,16 @@ pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
         if page.caught_up || !stands {
             break;
         }
-        let from = &owner.position;
-        let told = outbox.store.read_beyond(&shards, from, Limit::rows(100)).await.unwrap();
+        let (from, no_key) = (&owner.position, HashSet::new());
+        let told =
+            outbox.store.read_beyond(&shards, from, &no_key, Limit::rows(100)).await.unwrap();
         assert_eq!(told, beyond);
         // As many as fit, in turns.
         for alone in beyond.chunks(1) {
-            assert_eq!(outbox.store.read_beyond(&shards, from, SMALL).await.unwrap(), alone);
+            assert_eq!(
+                outbox.store.read_beyond(&shards, from, &no_key, SMALL).await.unwrap(),
+                alone
+            );
         }
         let hot = outbox.store.read_hot(&told, from).await.unwrap();
         assert_eq!(hot.len(), beyond.len());

@@ -1,6 +1,10 @@
 //! Finding events under shard leases, without writing.
 
-use std::{collections::BTreeSet, fmt::Display, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt::Display,
+    time::Duration,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{
@@ -70,7 +74,7 @@ pub async fn events_beyond_a_cursor_that_stands_are_told_in_turns<DB: Dialect>(
     for expected in [&all[1..3], &all[3..5], &all[5..], &all[1..3]] {
         let told = outbox
             .store
-            .read_beyond(&owner.shards(), &owner.position, Limit::rows(2))
+            .read_beyond(&owner.shards(), &owner.position, &HashSet::new(), Limit::rows(2))
             .await
             .unwrap();
         assert_eq!(told, expected, "{} is delayed", soon.sequence);
