@@ -142,7 +142,7 @@ impl Driver {
             return Ok(());
         }
         let census = self.pauses.sharing(&census);
-        let plan = self.shards.plan(&census, &self.lanes.busy_shards());
+        let plan = self.shards.plan(&census, &self.busy_shards());
         if plan.acquire.is_empty() {
             self.acquired_once = true;
         }
@@ -246,11 +246,15 @@ impl Driver {
         self.tick_now = true;
     }
 
+    fn busy_shards(&self) -> BTreeSet<u16> {
+        self.lanes.busy_shards(|sequence| self.unwritten.is_aside(sequence))
+    }
+
     pub(crate) fn hand_over(&mut self) {
         if self.handing_over || self.stopping.is_some() || !self.shards.handing_over() {
             return;
         }
-        let held = self.shards.releasable(&self.lanes.busy_shards());
+        let held = self.shards.releasable(&self.busy_shards());
         if held.is_empty() {
             return;
         }
@@ -288,7 +292,7 @@ impl Driver {
         // Whoever works here takes the rest, and no attempt of theirs is counted. While it stops, claims that
         // were under way bring more.
         if self.by_rows() && (self.stopping.is_some() || !self.owns_rows(now)) {
-            self.lanes.give_back();
+            self.lanes.give_back(now);
         }
     }
 

@@ -121,9 +121,13 @@ pub(crate) enum Done {
         batch: Batch,
         report: Result<SettleReport>,
     },
-    SettledLocked {
+    Locked {
         batch: Batch,
-        report: Result<SettleReport>,
+        locked: Result<Vec<i64>>,
+    },
+    StillLocked {
+        asked: Vec<i64>,
+        locked: Result<Vec<i64>>,
     },
     Tick {
         tick: Result<Tick>,
@@ -576,7 +580,8 @@ impl Driver {
                 self.fall_behind();
             }
             Done::Settled { batch, report } => self.settled(batch, report),
-            Done::SettledLocked { batch, report } => self.settled_locked(&batch, report),
+            Done::Locked { batch, locked } => self.found_locked(batch, locked),
+            Done::StillLocked { asked, locked } => self.still_locked(&asked, locked),
             Done::Tick { tick, reserved } => self.ticked(tick, reserved, now)?,
             Done::Acquired { asked_at, leases } => self.acquired(asked_at, leases),
             Done::Surveyed { number, page } => self.surveyed(number, page, now),
@@ -647,6 +652,9 @@ impl Driver {
         }
         if self.stopping.is_none() && self.looks_beyond() {
             until = until.min(self.beyond_at);
+        }
+        if let Some(question) = self.unwritten.next_question() {
+            until = until.min(question);
         }
         if let Some(stopping) = &self.stopping {
             until = until.min(stopping.until);

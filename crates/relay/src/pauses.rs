@@ -152,7 +152,7 @@ impl Driver {
         self.lanes.decide_all(now);
         self.fall_behind();
         if self.by_rows() {
-            self.lanes.give_back();
+            self.lanes.give_back(now);
         }
     }
 }

@@ -139,9 +139,11 @@ impl Driver {
         }
     }
 
-    /// One whose claim had expired is done with: the next one is looked for at once.
+    /// One whose claim had expired is done with, or its outcome waits for a locked row: the next one is looked for
+    /// at once.
     pub(crate) fn expired_is_settled(&mut self) {
-        if self.expired.is_some_and(|sequence| !self.lanes.in_hand(sequence)) {
+        let is_done = |sequence| !self.lanes.in_hand(sequence) || self.unwritten.is_aside(sequence);
+        if self.expired.is_some_and(is_done) {
             self.expired = None;
             self.source.more_is_due();
         }

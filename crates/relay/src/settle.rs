@@ -3,13 +3,13 @@
 //! # When things fail
 //!
 //! A settle that fails is repeated until the lease is lost: an outcome is never turned into another
-//! one because it could not be written. The event is delivered twice at worst. One that takes too long is
-//! repeated in pieces (`unwritten.rs`), so that a row that somebody has locked holds back nobody else.
+//! one because it could not be written. The event is delivered twice at worst. What rows keep that somebody has
+//! locked is laid aside (`unwritten.rs`), so that it holds back nobody else.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use posthaste_core::{
@@ -114,6 +114,14 @@ impl Batch {
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
+
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(|(_, part)| part.len()).sum()
+    }
+
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = i64> {
+        self.parts.iter().flat_map(|(_, part)| part.iter().map(|settlement| settlement.sequence))
+    }
 }
 
 /// The leases of shards that give the right to write.
@@ -129,44 +137,107 @@ impl Driver {
         if self.settling || self.resting {
             return;
         }
-        self.settle_locked();
-        let batch = if let Some(piece) = self.unwritten.next() {
-            piece
-        } else {
-            let unsettled = self.lanes.next_settlements(SETTLE_BATCHES * self.config.batch);
-            let (batch, stale) = Batch::fence(unsettled, &self.shards);
-            self.lanes.stats.stale_settles += stale.len() as u64;
-            self.lanes.refused(stale);
-            self.unwritten.keep_order(batch)
-        };
-        if batch.is_empty() {
-            return;
-        }
+        let now = self.clock.now();
+        self.ask_again(now);
+        let Some(batch) = self.next_batch(now) else { return };
         self.settling = true;
-        self.write(batch, |batch, report| Done::Settled { batch, report });
+        if !self.unwritten.is_wary(now) {
+            return self.write(batch);
+        }
+        let sequences: Vec<i64> = batch.sequences().collect();
+        let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
+        self.tasks.spawn(async move {
+            let locked = within(deadline, store.locked(&sequences)).await;
+            Done::Locked { batch, locked }
+        });
     }
 
-    /// Tries an outcome again whose row somebody has locked, beside the other settles.
-    fn settle_locked(&mut self) {
-        if let Some(batch) = self.unwritten.next_locked(self.clock.now()) {
-            self.write(batch, |batch, report| Done::SettledLocked { batch, report });
+    fn next_batch(&mut self, now: Instant) -> Option<Batch> {
+        loop {
+            let batch = if let Some(piece) = self.unwritten.next() {
+                piece
+            } else {
+                let unsettled = self.lanes.next_settlements(SETTLE_BATCHES * self.config.batch);
+                if unsettled.is_empty() {
+                    return None;
+                }
+                let (batch, stale) = Batch::fence(unsettled, &self.shards);
+                self.lanes.stats.stale_settles += stale.len() as u64;
+                self.lanes.refused(stale);
+                batch
+            };
+            let (batch, _) = self.unwritten.take_locked(batch, &[], now);
+            if !batch.is_empty() {
+                return Some(batch);
+            }
         }
     }
 
-    fn write(&mut self, batch: Batch, done: fn(Batch, Result<SettleReport>) -> Done) {
+    /// Asks whether rows that somebody had locked are free, beside the other settles.
+    fn ask_again(&mut self, now: Instant) {
+        if let Some(asked) = self.unwritten.asks(now) {
+            let (store, deadline) = (Arc::clone(&self.store), self.config.deadline());
+            self.tasks.spawn(async move {
+                let locked = within(deadline, store.locked(&asked)).await;
+                Done::StillLocked { asked, locked }
+            });
+        }
+    }
+
+    fn write(&mut self, batch: Batch) {
         let (store, keep_sent) = (Arc::clone(&self.store), self.keep_sent);
         let deadline = self.config.deadline();
         // Each part is a call of its own.
         let patience = deadline * (batch.parts.len() as u32 + 1);
         self.tasks.spawn_within(patience, async move {
             let report = batch.write(&*store, keep_sent, deadline).await;
-            done(batch, report)
+            Done::Settled { batch, report }
         });
+    }
+
+    /// Which rows of a batch somebody has locked.
+    pub(crate) fn found_locked(&mut self, batch: Batch, locked: Result<Vec<i64>>) {
+        self.settling = false;
+        match locked {
+            Ok(locked) => {
+                if let Some(sequence) = locked.first() {
+                    tracing::warn!(
+                        sequence,
+                        events = locked.len(),
+                        "rows of events are locked by somebody else; their outcomes wait"
+                    );
+                }
+                let (batch, suspects) =
+                    self.unwritten.take_locked(batch, &locked, self.clock.now());
+                for sequence in suspects {
+                    self.lanes.cannot_record(sequence);
+                }
+                if !batch.is_empty() {
+                    self.settling = true;
+                    self.write(batch);
+                }
+            }
+            Err(error) => {
+                self.pulse.settled(self.clock.now(), true);
+                self.database_failed("asking for locked rows", &error);
+                self.unwritten.put_back(batch);
+                self.rest();
+            }
+        }
+    }
+
+    pub(crate) fn still_locked(&mut self, asked: &[i64], locked: Result<Vec<i64>>) {
+        let locked = locked.unwrap_or_else(|error| {
+            tracing::debug!(%error, "it is not known whether rows are still locked");
+            asked.to_vec()
+        });
+        self.unwritten.answered(asked, &locked, self.clock.now());
     }
 
     pub(crate) fn settled(&mut self, batch: Batch, report: Result<SettleReport>) {
         self.settling = false;
-        self.pulse.settled(self.clock.now(), report.is_err());
+        let now = self.clock.now();
+        self.pulse.settled(now, report.is_err());
         match report {
             Ok(report) => self.written(&batch, &report),
             Err(error) => {
@@ -174,26 +245,13 @@ impl Driver {
                 // Outcomes stay as they are and are written again.
                 if error.kind() != ErrorKind::TimedOut {
                     self.unwritten.put_back(batch);
-                } else if let Some(sequence) = self.unwritten.timed_out(batch) {
+                } else if let Some(sequence) = self.unwritten.timed_out(batch, now) {
                     tracing::warn!(
                         sequence,
-                        "the row of an event seems to be locked by somebody else; its outcome waits"
+                        "the outcome of an event cannot be written in time; it waits"
                     );
                 }
                 self.rest();
-            }
-        }
-    }
-
-    pub(crate) fn settled_locked(&mut self, batch: &Batch, report: Result<SettleReport>) {
-        match report {
-            Ok(report) => {
-                self.unwritten.unlocked();
-                self.written(batch, &report);
-            }
-            Err(error) => {
-                tracing::debug!(%error, "an outcome still cannot be written");
-                self.unwritten.still_locked(self.clock.now(), self.config.deadline());
             }
         }
     }

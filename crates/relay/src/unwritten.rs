@@ -1,13 +1,14 @@
-//! Outcomes that could not be written in time: pieces of a batch, and what rows of others' locks keep.
+//! Outcomes that could not be written in time: what rows of others' locks keep, and pieces of a batch.
 //!
-//! A row that somebody has locked fails the whole settle that would write it. After a timeout the batch is
-//! divided by ten, piece by piece, down to single outcomes. One that fails alone is *locked*: it is tried
-//! again beside the other settles, and holds back nobody else.
+//! A row that somebody has locked fails the whole settle that would write it. So once a settle took too long,
+//! the store is asked before each of the next ones which of its rows are locked. The outcomes of these are laid
+//! aside, and written when their rows are free; they hold back nobody else. A batch that takes too long
+//! although no row of it is locked is divided by ten, piece by piece, down to single outcomes.
 //!
 //! ```text
-//!  batch ──timeout──► pieces ──timeout──► smaller pieces ──timeout──► one outcome: locked
-//!                        │                                                │ tried now and then
-//!                        └── written, before any other batch              └── written, then what follows it
+//!  batch ──timeout──► locked rows? ──► laid aside ──free again──► written, then what follows it
+//!                          │
+//!                          └──► the others ──timeout──► pieces ──timeout──► one outcome: laid aside
 //! ```
 //!
 //! # When things fail
@@ -17,7 +18,7 @@
 //! its locked one. Deliveries need no order: the next owner of one that is not marked repeats it.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -31,31 +32,62 @@ use crate::settle::Batch;
 /// A batch that was not written in time is divided by this.
 const PIECES: usize = 10;
 
-/// Most outcomes that are locked, or wait for one that is, while events are read: a few MB.
-const MOST_LOCKED: usize = 20_000;
+/// Most outcomes that are laid aside while events are read: a few MB.
+const MOST_ASIDE: usize = 20_000;
+
+/// Most outcomes of a lane that are written at once when its locked one is.
+const FOLLOWERS: usize = 500;
+
+/// For so long after a settle that took too long, rows are asked about before they are written.
+const WARY: Duration = Duration::from_mins(1);
+
+/// How often rows that are locked are asked about again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A batch that was not written, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Unwritten {
     /// To be written before anything else, in order.
     pieces: VecDeque<Batch>,
-    /// Each is the outcome of one event whose row is locked, followed by later ones of its lane.
-    locked: VecDeque<Batch>,
-    /// How many parts of the first of these are being written.
-    trying: Option<usize>,
-    /// When the next of them is tried.
-    try_at: Option<Instant>,
+    /// By the lane for which their order counts; several destinations may know a key.
+    aside: BTreeMap<Option<Key>, Vec<Aside>>,
+    /// The events whose outcomes these are.
+    waiting: HashSet<i64>,
+    wary_until: Option<Instant>,
+    asking: bool,
+    /// When the rows of those laid aside are asked about again.
+    ask_at: Option<Instant>,
+}
+
+/// An outcome whose row is locked, and later ones of its lane.
+#[derive(Debug)]
+struct Aside {
+    sequence: i64,
+    destination: String,
+    batches: VecDeque<Batch>,
+    /// It took too long alone, and the store knew of no lock: it is not tried again before.
+    not_before: Option<Instant>,
 }
 
 impl Unwritten {
     pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty() && self.locked.is_empty()
+        self.pieces.is_empty() && self.aside.is_empty()
     }
 
     /// So many outcomes wait for a locked one that nothing more is to be read: those of one key with very many
     /// events would fill the memory.
     pub(crate) fn is_full(&self) -> bool {
-        self.locked.iter().map(|locked| locked.parts.len()).sum::<usize>() >= MOST_LOCKED
+        self.waiting.len() >= MOST_ASIDE
+    }
+
+    /// The outcome of this event waits for a locked row.
+    pub(crate) fn is_aside(&self, sequence: i64) -> bool {
+        self.waiting.contains(&sequence)
+    }
+
+    /// Whether the next batch may hold rows that somebody has locked.
+    pub(crate) fn is_wary(&self, now: Instant) -> bool {
+        !self.aside.is_empty() || self.wary_until.is_some_and(|until| now < until)
     }
 
     /// What is to be written before anything else.
@@ -68,10 +100,17 @@ impl Unwritten {
         self.pieces.push_front(batch);
     }
 
-    /// The batch was not written in time. Returns the number of the event whose row is locked, if it was that
+    /// The batch was not written in time. Returns the number of the event that is laid aside, if it was that
     /// one alone.
-    pub(crate) fn timed_out(&mut self, batch: Batch) -> Option<i64> {
-        let outcomes: usize = batch.parts.iter().map(|(_, part)| part.len()).sum();
+    pub(crate) fn timed_out(&mut self, batch: Batch, now: Instant) -> Option<i64> {
+        let was_wary = self.is_wary(now);
+        self.wary_until = Some(now + WARY);
+        if !was_wary {
+            // Its locked rows are found first.
+            self.put_back(batch);
+            return None;
+        }
+        let outcomes = batch.len();
         if outcomes > 1 {
             let most = outcomes.div_ceil(PIECES);
             let pieces: Vec<Batch> = batch
@@ -84,81 +123,142 @@ impl Unwritten {
             }
             return None;
         }
-        let sequence = batch.parts.iter().find_map(|(_, part)| part.first())?.sequence;
-        self.locked.push_back(batch);
-        let pieces = std::mem::take(&mut self.pieces);
-        self.pieces = pieces
-            .into_iter()
-            .map(|piece| self.keep_order(piece))
-            .filter(|piece| !piece.is_empty())
-            .collect();
+        let (fence, settlement) =
+            batch.parts.into_iter().find_map(|(fence, mut part)| Some((fence, part.pop()?)))?;
+        let sequence = settlement.sequence;
+        self.lay_aside(&fence, settlement, Some(now + WARY));
         Some(sequence)
     }
 
-    /// Takes out of a batch what has to wait for a locked outcome of its lane.
-    pub(crate) fn keep_order(&mut self, batch: Batch) -> Batch {
-        if self.locked.is_empty() {
-            return batch;
+    /// Lays aside the outcomes whose rows are locked, and what has to wait for these and for earlier ones of
+    /// its lane. Gives the others, and the suspects that cannot be recorded: others wait for a suspect.
+    pub(crate) fn take_locked(
+        &mut self,
+        batch: Batch,
+        locked: &[i64],
+        now: Instant,
+    ) -> (Batch, Vec<i64>) {
+        let mut suspects = Vec::new();
+        if !locked.is_empty() {
+            self.wary_until = Some(now + WARY);
+        } else if self.aside.is_empty() {
+            return (batch, suspects);
         }
+        let locked: BTreeSet<i64> = locked.iter().copied().collect();
         let mut parts = Vec::with_capacity(batch.parts.len());
         for (fence, part) in batch.parts {
             let mut goes = Vec::with_capacity(part.len());
             for settlement in part {
-                match self.locked.iter_mut().find(|locked| locked.is_of_lane_of(&settlement)) {
-                    Some(locked) => locked.parts.push((fence.clone(), vec![settlement])),
-                    None => goes.push(settlement),
+                let sequence = settlement.sequence;
+                let is_locked = locked.contains(&sequence);
+                if is_locked && matches!(settlement.verdict, Verdict::Suspect { .. }) {
+                    suspects.push(sequence);
+                } else if let Some(before) = self.before(&settlement) {
+                    before.follow(&fence, settlement);
+                    self.waiting.insert(sequence);
+                } else if is_locked {
+                    self.lay_aside(&fence, settlement, None);
+                } else {
+                    goes.push(settlement);
                 }
             }
             if !goes.is_empty() {
                 parts.push((fence, goes));
             }
         }
-        Batch { parts }
+        (Batch { parts }, suspects)
     }
 
-    /// A locked outcome that is to be tried now, with what follows it.
-    pub(crate) fn next_locked(&mut self, now: Instant) -> Option<Batch> {
-        if self.trying.is_some() || self.try_at.is_some_and(|at| now < at) {
+    /// What is laid aside and has to be written before this outcome.
+    fn before(&mut self, settlement: &Settlement) -> Option<&mut Aside> {
+        let (destination, key) = lane(settlement)?;
+        self.aside.get_mut(&Some(key))?.iter_mut().find(|aside| aside.destination == destination)
+    }
+
+    fn lay_aside(&mut self, fence: &Fence, settlement: Settlement, not_before: Option<Instant>) {
+        let lane = lane(&settlement);
+        let mut aside = Aside {
+            sequence: settlement.sequence,
+            destination: lane.map_or(String::new(), |(destination, _)| destination.to_owned()),
+            batches: VecDeque::new(),
+            not_before,
+        };
+        let key = lane.map(|(_, key)| key);
+        aside.follow(fence, settlement);
+        self.waiting.insert(aside.sequence);
+        self.aside.entry(key).or_default().push(aside);
+    }
+
+    /// The numbers of the locked events that the store is to be asked about now.
+    pub(crate) fn asks(&mut self, now: Instant) -> Option<Vec<i64>> {
+        if self.asking || self.aside.is_empty() || self.ask_at.is_some_and(|at| now < at) {
             return None;
         }
-        let batch = self.locked.front()?.clone();
-        self.trying = Some(batch.parts.len());
-        Some(batch)
+        let waits = |aside: &&Aside| aside.not_before.is_none_or(|at| at <= now);
+        let sequences: Vec<i64> =
+            self.aside.values().flatten().filter(waits).map(|aside| aside.sequence).collect();
+        if sequences.is_empty() {
+            self.ask_at = Some(now + ASK_AGAIN);
+            return None;
+        }
+        self.asking = true;
+        Some(sequences)
     }
 
-    /// The locked outcome that was tried is written, or refused.
-    pub(crate) fn unlocked(&mut self) {
-        let written = self.trying.take().unwrap_or_default();
-        self.try_at = None;
-        if let Some(first) = self.locked.front_mut() {
-            first.parts.drain(..written.min(first.parts.len()));
-            if first.is_empty() {
-                self.locked.pop_front();
+    /// The answer: of those asked about, these are still locked. The others are next, each before what follows it.
+    pub(crate) fn answered(&mut self, asked: &[i64], locked: &[i64], now: Instant) {
+        self.asking = false;
+        self.ask_at = Some(now + ASK_AGAIN);
+        let locked: BTreeSet<i64> = locked.iter().copied().collect();
+        let free: BTreeSet<i64> =
+            asked.iter().copied().filter(|sequence| !locked.contains(sequence)).collect();
+        for of_key in self.aside.values_mut() {
+            for aside in of_key.extract_if(.., |aside| free.contains(&aside.sequence)) {
+                for batch in aside.batches.into_iter().rev() {
+                    for sequence in batch.sequences() {
+                        self.waiting.remove(&sequence);
+                    }
+                    self.pieces.push_front(batch);
+                }
             }
         }
+        self.aside.retain(|_, of_key| !of_key.is_empty());
     }
 
-    /// It is still locked: another one is next.
-    pub(crate) fn still_locked(&mut self, now: Instant, pause: Duration) {
-        self.trying = None;
-        self.try_at = Some(now + pause);
-        if !self.locked.is_empty() {
-            self.locked.rotate_left(1);
-        }
+    /// When there is something to ask, if nothing happens until then.
+    pub(crate) fn next_question(&self) -> Option<Instant> {
+        if self.asking || self.aside.is_empty() { None } else { self.ask_at }
     }
 }
 
-impl Batch {
-    /// Whether this outcome is one of the same lane, for which the order of writes counts.
-    fn is_of_lane_of(&self, settlement: &Settlement) -> bool {
-        let lane = lane(settlement);
-        lane.is_some()
-            && self.parts.iter().flat_map(|(_, part)| part).any(|known| self::lane(known) == lane)
+impl Aside {
+    /// This outcome is written after those that are here.
+    fn follow(&mut self, fence: &Fence, settlement: Settlement) {
+        let fence = narrowed(fence, std::slice::from_ref(&settlement));
+        let last = self.batches.back_mut().and_then(|batch| batch.parts.last_mut());
+        match last {
+            Some((known, part)) if *known == fence && part.len() < FOLLOWERS => {
+                part.push(settlement);
+            }
+            _ => self.batches.push_back(Batch { parts: vec![(fence, vec![settlement])] }),
+        }
     }
 }
 
 fn single(fence: &Fence, piece: &[Settlement]) -> Batch {
-    Batch { parts: vec![(fence.clone(), piece.to_vec())] }
+    Batch { parts: vec![(narrowed(fence, piece), piece.to_vec())] }
+}
+
+/// The fence without the shards of other events: their leases are not locked for these.
+fn narrowed(fence: &Fence, piece: &[Settlement]) -> Fence {
+    match fence {
+        Fence::Shards { owner, held } => {
+            let shards: BTreeSet<u16> = piece.iter().map(|settlement| settlement.shard).collect();
+            let held = held.iter().filter(|held| shards.contains(&held.shard)).copied().collect();
+            Fence::Shards { owner: owner.clone(), held }
+        }
+        Fence::Rows(lease) => Fence::Rows(lease.clone()),
+    }
 }
 
 /// The lane in which an outcome blocks others, or is held.
@@ -207,14 +307,16 @@ mod tests {
         batch.parts.iter().flat_map(|(_, part)| part).map(|outcome| outcome.sequence).collect()
     }
 
-    /// Writes what is to be written while this row is locked. Gives what was, and how often it took too long.
-    fn write(unwritten: &mut Unwritten, locked: i64) -> (Vec<i64>, usize) {
+    /// Writes what is to be written while this row is locked, by a store that does not know. Gives what was, and how
+    /// often it took too long.
+    fn write(unwritten: &mut Unwritten, locked: i64, now: Instant) -> (Vec<i64>, usize) {
         let (mut written, mut late) = (Vec::new(), 0);
         while let Some(piece) = unwritten.next() {
+            let (piece, _) = unwritten.take_locked(piece, &[], now);
             let of_piece = sequences(&piece);
             if of_piece.contains(&locked) {
                 late += 1;
-                unwritten.timed_out(piece);
+                unwritten.timed_out(piece, now);
             } else {
                 written.extend(of_piece);
             }
@@ -223,64 +325,108 @@ mod tests {
     }
 
     #[test]
-    fn all_but_one_of_a_large_batch_are_written_after_few_timeouts() {
-        let mut unwritten = Unwritten::default();
-        unwritten.timed_out(batch((1..=2000).map(|n| outcome(n, Verdict::Sent)).collect()));
-        let (written, late) = write(&mut unwritten, 777);
+    fn after_one_timeout_all_locked_rows_are_laid_aside_at_once() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        assert!(!unwritten.is_wary(now));
+        unwritten.timed_out(batch((1..=2000).map(|n| outcome(n, Verdict::Sent)).collect()), now);
+        assert!(unwritten.is_wary(now), "the store is asked");
+        let locked: Vec<i64> = (1..=50).map(|n| n * 40).collect();
+        let whole = unwritten.next().unwrap();
+        let rest = sequences(&unwritten.take_locked(whole, &locked, now).0);
+        assert_eq!(rest, (1..=2000).filter(|n| n % 40 != 0).collect::<Vec<_>>(), "in order");
+        assert!(unwritten.next().is_none() && !unwritten.is_empty());
+        assert_eq!(unwritten.asks(now), Some(locked.clone()));
+        assert_eq!(unwritten.asks(now), None, "once");
+        unwritten.answered(&locked, &locked[1..], now);
+        assert_eq!(unwritten.next().map(|batch| sequences(&batch)), Some(vec![40]));
+        assert_eq!(unwritten.asks(now), None, "not at once");
+        assert_eq!(unwritten.next_question(), Some(now + ASK_AGAIN));
+        let later = now + ASK_AGAIN;
+        assert_eq!(unwritten.asks(later).as_deref(), Some(&locked[1..]));
+        unwritten.answered(&locked[1..], &[], later);
+        while unwritten.next().is_some() {}
+        assert!(unwritten.is_empty());
+        assert!(unwritten.is_wary(later) && !unwritten.is_wary(later + WARY));
+    }
+
+    #[test]
+    fn a_batch_that_takes_too_long_without_a_known_lock_is_divided() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        let whole = batch((1..=2000).map(|n| outcome(n, Verdict::Sent)).collect());
+        unwritten.timed_out(whole.clone(), now);
+        assert_eq!(unwritten.next().map(|batch| batch.len()), Some(2000), "as it is, once");
+        unwritten.timed_out(whole, now);
+        let (written, late) = write(&mut unwritten, 777, now);
         let others: Vec<i64> = (1..=2000).filter(|n| *n != 777).collect();
         assert_eq!((written, late), (others, 4), "in order");
-        assert!(!unwritten.is_empty());
-        assert_eq!(
-            unwritten.next_locked(Instant::now()).map(|batch| sequences(&batch)),
-            Some(vec![777])
-        );
-        unwritten.unlocked();
+        assert_eq!(unwritten.asks(now), None, "it is left alone for a while");
+        assert_eq!(unwritten.asks(now + WARY), Some(vec![777]));
+        unwritten.answered(&[777], &[], now + WARY);
+        assert_eq!(unwritten.next().map(|batch| sequences(&batch)), Some(vec![777]));
         assert!(unwritten.is_empty());
     }
 
     #[test]
     fn outcomes_of_a_lane_stay_behind_its_locked_one_and_those_of_others_do_not() {
-        let mut unwritten = Unwritten::default();
-        unwritten.timed_out(batch(vec![retry(1, 1), held(2, 1), retry(3, 2), held(4, 1)]));
-        assert_eq!(write(&mut unwritten, 1).0, [3]);
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        let first = batch(vec![retry(1, 1), held(2, 1), retry(3, 2), held(4, 1)]);
+        assert_eq!(sequences(&unwritten.take_locked(first, &[1], now).0), [3]);
         let later = batch(vec![held(5, 1), held(6, 2), outcome(7, Verdict::Sent)]);
-        assert_eq!(sequences(&unwritten.keep_order(later)), [6, 7]);
-        let now = Instant::now();
-        let first = unwritten.next_locked(now).unwrap();
-        assert_eq!(sequences(&first), [1, 2, 4, 5]);
-        // One that comes while these are being written follows them.
-        assert!(unwritten.keep_order(batch(vec![held(8, 1)])).is_empty());
-        unwritten.unlocked();
-        assert_eq!(unwritten.next_locked(now).map(|batch| sequences(&batch)), Some(vec![8]));
+        assert_eq!(sequences(&unwritten.take_locked(later, &[], now).0), [6, 7]);
+        assert_eq!(unwritten.asks(now), Some(vec![1]), "its followers come with it");
+        // One that comes while the question is under way follows them.
+        assert!(unwritten.take_locked(batch(vec![held(8, 1)]), &[], now).0.is_empty());
+        unwritten.answered(&[1], &[], now);
+        assert_eq!(unwritten.next().map(|batch| sequences(&batch)), Some(vec![1, 2, 4, 5, 8]));
+        assert!(unwritten.is_empty());
+    }
+
+    #[test]
+    fn what_was_fenced_by_another_lease_is_a_batch_of_its_own() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        assert!(unwritten.take_locked(batch(vec![retry(1, 1)]), &[1], now).0.is_empty());
+        let Batch { mut parts } = batch(vec![held(2, 1)]);
+        let taken_anew = vec![Held { shard: 0, epoch: 2 }, Held { shard: 1, epoch: 1 }];
+        parts[0].0 = Fence::Shards { owner: "a".to_owned(), held: taken_anew };
+        assert!(unwritten.take_locked(Batch { parts }, &[], now).0.is_empty());
+        unwritten.asks(now);
+        unwritten.answered(&[1], &[], now);
+        let fences = [1, 2].map(|epoch| Fence::Shards {
+            owner: "a".to_owned(),
+            held: vec![Held { shard: 0, epoch }],
+        });
+        for (sequence, fence) in [1, 2].into_iter().zip(fences) {
+            let next = unwritten.next().unwrap();
+            assert_eq!((sequences(&next), &next.parts[0].0), (vec![sequence], &fence));
+        }
     }
 
     #[test]
     fn no_more_is_read_while_very_many_wait_for_a_locked_one() {
-        let mut unwritten = Unwritten::default();
-        unwritten.timed_out(batch(vec![retry(1, 1)]));
-        unwritten.keep_order(batch((2..20_000).map(|n| held(n, 1)).collect()));
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        unwritten.take_locked(batch(vec![retry(1, 1)]), &[1], now);
+        unwritten.take_locked(batch((2..20_000).map(|n| held(n, 1)).collect()), &[], now);
         assert!(!unwritten.is_full());
-        unwritten.keep_order(batch(vec![held(20_000, 1)]));
+        unwritten.take_locked(batch(vec![held(20_000, 1)]), &[], now);
         assert!(unwritten.is_full());
-        unwritten.next_locked(Instant::now());
-        unwritten.unlocked();
+        unwritten.asks(now);
+        unwritten.answered(&[1], &[], now);
         assert!(!unwritten.is_full());
+        let pieces: Vec<usize> =
+            std::iter::from_fn(|| unwritten.next()).map(|batch| batch.len()).collect();
+        assert_eq!(pieces, [FOLLOWERS; 40], "many at once");
     }
 
     #[test]
-    fn locked_ones_are_tried_in_turn_with_a_pause_after_one_that_failed() {
+    fn a_suspect_that_cannot_be_recorded_is_not_waited_for() {
         let (mut unwritten, now) = (Unwritten::default(), Instant::now());
-        for sequence in [1, 2] {
-            assert_eq!(unwritten.timed_out(batch(vec![retry(sequence, sequence)])), Some(sequence));
-        }
-        let pause = Duration::from_secs(5);
-        assert_eq!(unwritten.next_locked(now).map(|batch| sequences(&batch)), Some(vec![1]));
-        assert!(unwritten.next_locked(now).is_none(), "one at a time");
-        unwritten.still_locked(now, pause);
-        assert!(unwritten.next_locked(now).is_none());
-        let later = now + pause;
-        assert_eq!(unwritten.next_locked(later).map(|batch| sequences(&batch)), Some(vec![2]));
-        unwritten.unlocked();
-        assert_eq!(unwritten.next_locked(later).map(|batch| sequences(&batch)), Some(vec![1]));
+        let suspect = |sequence| {
+            let (destination, key) = ("there".to_owned(), Some(Key(sequence)));
+            outcome(sequence, Verdict::Suspect { destination, key, replay: false })
+        };
+        let (rest, suspects) =
+            unwritten.take_locked(batch(vec![suspect(1), suspect(2), retry(3, 3)]), &[1, 3], now);
+        assert_eq!((sequences(&rest), suspects), (vec![2], vec![1]));
+        assert!(unwritten.is_aside(3) && !unwritten.is_aside(1));
     }
 }

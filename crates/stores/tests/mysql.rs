@@ -47,9 +47,10 @@ async fn mariadb() -> Option<Subject<MySql>> {
 
 async fn claimed_by_token() -> Option<Subject<MySql>> {
     let pool = mariadb_pool(12).await;
-    Some(Subject::new(pool).store_with(|pool, tables| {
+    let subject = Subject::new(pool).store_with(|pool, tables| {
         Arc::new(MySqlStore::new(pool, tables).with_claim_style(ClaimStyle::Token))
-    }))
+    });
+    Some(subject.without_skip_locked())
 }
 
 async fn mysql() -> Option<Subject<MySql>> {

@@ -84,9 +84,9 @@ pub trait Claim {
         sequences: &[i64],
     ) -> Result<Vec<Fetched>>;
 
-    /// Extends the leases of these rows, as far as they are still held.
+    /// Extends the leases of these rows, as far as they are still held and nobody has locked them.
     async fn renew_rows(&self, relay: &Relay, rows: &[RowsInHand]) -> Result<()>;
 
-    /// Gives rows back at a graceful stop.
+    /// Gives rows back, but for those that somebody has locked.
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()>;
 }

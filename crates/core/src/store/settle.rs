@@ -15,7 +15,7 @@ pub struct Held {
 }
 
 /// The right by which a settle writes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fence {
     /// Leases on shards: the store locks their rows (shared, in shard order), compares owner and
     /// epoch, and only then writes.
@@ -114,4 +114,8 @@ pub trait Settle {
         batch: &[Settlement],
         keep_sent: bool,
     ) -> Result<SettleReport>;
+
+    /// Which of these events cannot be written now, because somebody else has locked their rows.
+    /// Waits for no such lock. None where rows are not locked, or the server cannot tell.
+    async fn locked(&self, sequences: &[i64]) -> Result<Vec<i64>>;
 }

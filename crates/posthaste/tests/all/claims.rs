@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use posthaste::{
-    Envelope, Event, Status,
+    Enqueued, Envelope, Event, Status,
     relay::Config,
     store::{Limit, Position, Relay as Identity, RelayOrdering, RowLease},
     transport::{Outcome, Transport},
@@ -142,6 +142,52 @@ async fn a_row_whose_lease_ends_while_it_is_in_flight_is_delivered_once<DB: Test
     relay.stop().await.unwrap();
     let came = came.lock().unwrap().clone();
     assert_eq!(came, [(0, 0)], "it was ours all the time");
+}
+
+/// SQLite locks no rows.
+mod locked {
+    use super::a_claimed_row_that_somebody_has_locked_holds_back_no_other as it;
+
+    mod postgres {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn a_claimed_row_that_somebody_has_locked_holds_back_no_other() {
+            let fixture = <sqlx::Postgres as crate::support::TestDatabase>::fixture().await;
+            super::it(&fixture).await;
+            fixture.clean().await;
+        }
+    }
+
+    mod mariadb {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn a_claimed_row_that_somebody_has_locked_holds_back_no_other() {
+            let fixture = <sqlx::MySql as crate::support::TestDatabase>::fixture().await;
+            super::it(&fixture).await;
+            fixture.clean().await;
+        }
+    }
+}
+
+/// Neither its lease nor its outcome can be written, for longer than the lease lasts.
+async fn a_claimed_row_that_somebody_has_locked_holds_back_no_other<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let (open, gate) = watch::channel(false);
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let relay = on.relay(Gated { gate, came: Arc::clone(&came) }, by_rows());
+    relay.start().await.unwrap();
+    let Enqueued { id, sequence, .. } = on.enqueue(vec![event("locked", 0)]).await.remove(0);
+    asked("a claim", async || on.record(id).await.status == Status::Sending).await;
+    let mut operator = on.pool.begin().await.unwrap();
+    let lock = format!("select sequence from {{events}} where sequence = {sequence} for update");
+    DB::run_on(&mut operator, on.tables.fill(&lock)).await.unwrap();
+    open.send_replace(true);
+    asked("the end of its lease", async || on.record(id).await.status != Status::Sending).await;
+    on.enqueue(vec![event("later", 2)]).await;
+    asked("the later one", async || on.store.count_sent().await.unwrap() == 1).await;
+    operator.rollback().await.unwrap();
+    asked("both", async || on.store.count_sent().await.unwrap() == 2).await;
+    relay.stop().await.unwrap();
+    assert_eq!(*came.lock().unwrap(), [(0, 0), (2, 0)], "each once");
 }
 
 /// The relay's heartbeats wait, and nothing else does.

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use posthaste::{
-    Envelope, Key,
+    Enqueued, Envelope, Event, Key,
     key::derived_key,
     relay::Config,
     transport::{Outcome, Transport},
@@ -21,11 +21,11 @@ use crate::support::{Fixture, LIMIT, TestDatabase, event, quick, soon};
 
 /// SQLite locks no rows.
 mod locked {
-    use super::a_row_that_somebody_has_locked_holds_back_no_other as it;
+    use super::rows_that_somebody_has_locked_hold_back_no_other as it;
 
     mod postgres {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn a_row_that_somebody_has_locked_holds_back_no_other() {
+        async fn rows_that_somebody_has_locked_hold_back_no_other() {
             let fixture = <sqlx::Postgres as crate::support::TestDatabase>::fixture().await;
             super::it(&fixture).await;
             fixture.clean().await;
@@ -34,7 +34,7 @@ mod locked {
 
     mod mariadb {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn a_row_that_somebody_has_locked_holds_back_no_other() {
+        async fn rows_that_somebody_has_locked_hold_back_no_other() {
             let fixture = <sqlx::MySql as crate::support::TestDatabase>::fixture().await;
             super::it(&fixture).await;
             fixture.clean().await;
@@ -42,7 +42,10 @@ mod locked {
     }
 }
 
-on_every_database!(a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination);
+on_every_database!(
+    a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination,
+    a_key_whose_events_fill_the_memory_holds_back_no_other_at_a_slow_destination,
+);
 
 /// Waits until so many events are marked as sent.
 async fn all_sent<DB: TestDatabase>(on: &Fixture<DB>, count: i64) {
@@ -56,29 +59,33 @@ async fn all_sent<DB: TestDatabase>(on: &Fixture<DB>, count: i64) {
     assert!(waited.is_ok(), "waited in vain for {count} events to be marked");
 }
 
-/// As an operator's open transaction would.
-async fn a_row_that_somebody_has_locked_holds_back_no_other<DB: TestDatabase>(on: &Fixture<DB>) {
+/// As an operator's open transaction would. Each locked row that took a timeout of its own would need minutes.
+async fn rows_that_somebody_has_locked_hold_back_no_other<DB: TestDatabase>(on: &Fixture<DB>) {
+    const LOCKED: usize = 40;
     const OTHERS: usize = 3_000;
 
-    let sequence = on.enqueue(vec![event("locked", 0)]).await[0].sequence;
+    let locked = on.enqueue((0..LOCKED).map(|n| event(&format!("locked {n}"), n)).collect()).await;
     let mut operator = on.pool.begin().await.unwrap();
-    let lock = format!("select sequence from {{events}} where sequence = {sequence} for update");
-    let lock = on.tables.fill(&lock);
-    DB::run_on(&mut operator, lock).await.unwrap();
+    for Enqueued { sequence, .. } in locked {
+        // One by one: MariaDB would lock the place of the next one, too.
+        let lock =
+            format!("select sequence from {{events}} where sequence = {sequence} for update");
+        DB::run_on(&mut operator, on.tables.fill(&lock)).await.unwrap();
+    }
     on.enqueue((0..OTHERS).map(|n| event(&n.to_string(), n)).collect()).await;
 
     let transport = MemoryTransport::new();
     let config = Config { lease: Duration::from_secs(30), ..quick() };
     let relay = on.relay(transport.clone(), config);
     relay.start().await.unwrap();
-    soon("all of them", transport.wait_for(OTHERS + 1)).await;
+    soon("all of them", transport.wait_for(OTHERS + LOCKED)).await;
     all_sent(on, OTHERS as i64).await;
     on.enqueue(vec![event("later", 0)]).await;
     all_sent(on, OTHERS as i64 + 1).await;
     operator.rollback().await.unwrap();
-    all_sent(on, OTHERS as i64 + 2).await;
+    all_sent(on, (OTHERS + LOCKED) as i64 + 1).await;
     relay.stop().await.unwrap();
-    assert_eq!(transport.delivered().len(), OTHERS + 2, "each once");
+    assert_eq!(transport.delivered().len(), OTHERS + LOCKED + 1, "each once");
 }
 
 /// Numbers that lie so far apart come from a backlog that the cursor still reads, while the hot path has brought
@@ -130,15 +137,35 @@ impl Transport for Slow {
 async fn a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination<DB: TestDatabase>(
     on: &Fixture<DB>,
 ) {
-    const BULK: usize = 2_000;
+    let config = Config { batch: 50, cold_queue: 100, ..quick() };
+    a_key_holds_back_no_other(on, 2_000, config, event).await;
+}
+
+async fn a_key_whose_events_fill_the_memory_holds_back_no_other_at_a_slow_destination<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    let large = |key: &str, n: usize| {
+        let event = Event::builder("OrderChanged").aggregate("Order", key).payload(&n);
+        event.header("large", "x".repeat(100_000)).build().unwrap()
+    };
+    a_key_holds_back_no_other(on, 300, Config { memory: 4 << 20, ..quick() }, large).await;
+}
+
+async fn a_key_holds_back_no_other<DB: TestDatabase>(
+    on: &Fixture<DB>,
+    bulk: usize,
+    config: Config,
+    bulk_event: impl Fn(&str, usize) -> Event,
+) {
     const OTHERS: usize = 20;
 
-    for piece in (0..BULK).collect::<Vec<_>>().chunks(500) {
-        on.enqueue(piece.iter().map(|&n| event("bulk", n)).collect()).await;
+    for piece in (0..bulk).collect::<Vec<_>>().chunks(100) {
+        on.enqueue(piece.iter().map(|&n| bulk_event("bulk", n)).collect()).await;
     }
     let (inner, of_key) = (MemoryTransport::new(), Arc::new(AtomicUsize::new(0)));
     let transport = Slow { inner: inner.clone(), of_key: Arc::clone(&of_key) };
-    let config = Config { batch: 50, cold_queue: 100, ..quick() };
     let relay = on.relay(transport, config);
     relay.start().await.unwrap();
     // Told to nobody: only the cursor finds them.
@@ -158,13 +185,13 @@ async fn a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination<D
     };
     soon("the other keys", others).await;
     let before = of_key.load(Ordering::Relaxed);
-    assert!(before < BULK / 2, "they waited for {before} events of the bulk");
-    let bulk: Vec<usize> = inner
+    assert!(before < bulk / 2, "they waited for {before} events of the bulk");
+    let of_bulk: Vec<usize> = inner
         .delivered()
         .iter()
         .filter(|envelope| envelope.event.aggregate_id() == Some("bulk"))
         .map(|envelope| serde_json::from_slice(envelope.event.payload()).unwrap())
         .collect();
-    assert_eq!(bulk, (0..bulk.len()).collect::<Vec<_>>(), "in order");
+    assert_eq!(of_bulk, (0..of_bulk.len()).collect::<Vec<_>>(), "in order");
     relay.stop().await.unwrap();
 }

@@ -504,7 +504,7 @@ impl Lanes {
     }
 
     /// Gives back what waits (row leases): the relay stops or rests, or their claims run out.
-    pub fn give_back(&mut self) {
+    pub fn give_back(&mut self, now: Instant) {
         let waiting: Vec<i64> = self
             .known
             .iter()
@@ -512,12 +512,16 @@ impl Lanes {
             .map(|(sequence, _)| *sequence)
             .collect();
         for sequence in waiting {
-            if let Some(entry) = self.known.get_mut(&sequence) {
-                entry.state = State::Settling(Then::Leave);
-                entry.charge = None;
-                let unsettled = unsettled(sequence, entry, Verdict::Unclaimed);
-                self.settlements.push_back(unsettled);
+            let Some(entry) = self.known.get_mut(&sequence) else { continue };
+            if entry.recorded == Recorded::Attempt {
+                // An attempt that did not take place is not counted.
+                self.put_back(sequence, now);
+                continue;
             }
+            entry.state = State::Settling(Then::Leave);
+            entry.charge = None;
+            let unsettled = unsettled(sequence, entry, Verdict::Unclaimed);
+            self.settlements.push_back(unsettled);
         }
         for destination in &mut self.destinations {
             destination.clear();

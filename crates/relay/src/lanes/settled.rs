@@ -5,7 +5,7 @@ use std::time::Instant;
 use posthaste_core::store::{Fetched, Wait};
 
 use super::{
-    LaneId, Lanes, Origin, ReadBack, Release, State, Then, Unsettled,
+    LaneId, Lanes, Origin, ReadBack, Release, State, Then, UNAVAILABLE_WAIT, Unsettled,
     lane::{Lane, Reading},
 };
 
@@ -59,6 +59,23 @@ impl Lanes {
                 (Then::BlockLane, Some(id)) => self.block_written(id),
                 _ => {}
             }
+        }
+    }
+
+    /// This suspect cannot be recorded, because somebody has locked its row: it is written back when that is free,
+    /// and others go first.
+    pub fn cannot_record(&mut self, sequence: i64) {
+        let Some(entry) = self.known.get_mut(&sequence) else { return };
+        if entry.state != State::Settling(Then::Dispatch) {
+            return;
+        }
+        let recorded = std::mem::take(&mut entry.recorded);
+        entry.attempts -= recorded.attempts();
+        self.careful.done(sequence);
+        if self.rules.unordered || self.shards.contains_key(&entry.shard) {
+            self.write_back(sequence, UNAVAILABLE_WAIT, "somebody had locked its row".to_owned());
+        } else {
+            self.known.remove(&sequence);
         }
     }
 

@@ -91,17 +91,17 @@ impl Lanes {
         }
     }
 
-    /// Shards with events in flight or on their way to be settled.
-    pub fn busy_shards(&self) -> BTreeSet<u16> {
+    /// Shards with events in flight or on their way to be settled, but for outcomes that cannot be written: of
+    /// these nobody knows when they can.
+    pub fn busy_shards(&self, is_stuck: impl Fn(i64) -> bool) -> BTreeSet<u16> {
         self.known
-            .values()
-            .filter(|entry| {
-                matches!(
-                    entry.state,
-                    State::InFlight | State::Undecided | State::Settling(_) | State::Orphan
-                )
+            .iter()
+            .filter(|(sequence, entry)| match entry.state {
+                State::InFlight | State::Undecided | State::Orphan => true,
+                State::Settling(_) => !is_stuck(**sequence),
+                State::Waiting | State::Suspect | State::Leaving { .. } => false,
             })
-            .map(|entry| entry.shard)
+            .map(|(_, entry)| entry.shard)
             .collect()
     }
 

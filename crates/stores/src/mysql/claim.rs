@@ -28,8 +28,8 @@ use super::{
 };
 use crate::failure::failed;
 
-/// How many expired leases are looked at to take one.
-const EXPIRED_LIMIT: u64 = 16;
+/// How many expired leases are looked at to take one, and when others have locked all of these.
+const EXPIRED_LIMITS: [u64; 2] = [16, LIST as u64];
 
 #[async_trait]
 impl Claim for MySqlStore {
@@ -160,23 +160,29 @@ impl Claim for MySqlStore {
             .fetch_one(&mut *session)
             .await
             .map_err(failed("looking for expired leases"))?;
-        let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
-            .bind(&longest)
-            .bind(EXPIRED_LIMIT)
-            .fetch_all(&mut *session)
-            .await
-            .map_err(failed("looking for expired leases"))?;
-        if expired.is_empty() {
-            session.done();
-            return Ok(ExpiredRow::default());
+        let mut found = ExpiredRow::default();
+        for limit in EXPIRED_LIMITS {
+            let expired: Vec<i64> = sqlx::query_scalar(self.tables.sql(EXPIRED))
+                .bind(&longest)
+                .bind(limit)
+                .fetch_all(&mut *session)
+                .await
+                .map_err(failed("looking for expired leases"))?;
+            if expired.is_empty() {
+                break;
+            }
+            let mut transaction = session.begin("claiming an expired event").await?;
+            let row = self.take_expired(&mut transaction, relay, lease, &expired, &longest).await?;
+            transaction.commit().await.map_err(failed("claiming an expired event"))?;
+            // Those that others are just taking are theirs; behind them there may be more.
+            let all = (expired.len() as u64) < limit;
+            found = ExpiredRow { more: row.is_some() || !all, row };
+            if found.row.is_some() || all {
+                break;
+            }
         }
-        let mut transaction = session.begin("claiming an expired event").await?;
-        let row = self.take_expired(&mut transaction, relay, lease, &expired, &longest).await?;
-        transaction.commit().await.map_err(failed("claiming an expired event"))?;
         session.done();
-        // Those that others are just taking are theirs; behind them there may be more.
-        let more = row.is_some() || expired.len() as u64 >= EXPIRED_LIMIT;
-        Ok(ExpiredRow { row, more })
+        Ok(found)
     }
 
     async fn claim_hot(
@@ -203,33 +209,14 @@ impl Claim for MySqlStore {
             in_hand.extend(sequences.iter().map(|sequence| (*sequence, lease.token.as_str())));
         }
         in_hand.sort_unstable();
-        let mut session = self.session("renewing row leases").await?;
-        for rows in in_hand.chunks(LIST) {
-            let mut query =
-                sqlx::query(self.listing(RENEW_ROWS, rows.len())).bind(micros(relay.lease));
-            for (sequence, _) in padded(rows) {
-                query = query.bind(sequence);
-            }
-            for (sequence, token) in padded(rows) {
-                query = query.bind(sequence).bind(token);
-            }
-            query.execute(&mut *session).await.map_err(failed("renewing row leases"))?;
-        }
-        session.done();
-        Ok(())
+        let lease = Some(micros(relay.lease));
+        self.change_mine("renewing row leases", &in_hand, RENEW_ROWS, lease).await
     }
 
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
-        let mut session = self.session("giving events back").await?;
-        for sequences in sequences.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(UNCLAIM, sequences.len())).bind(&lease.token);
-            for sequence in padded(sequences) {
-                query = query.bind(sequence);
-            }
-            query.execute(&mut *session).await.map_err(failed("giving events back"))?;
-        }
-        session.done();
-        Ok(())
+        let rows: Vec<(i64, &str)> =
+            sequences.iter().map(|sequence| (*sequence, lease.token.as_str())).collect();
+        self.change_mine("giving events back", &rows, UNCLAIM, None).await
     }
 }
 
@@ -489,7 +476,7 @@ impl MySqlStore {
             surplus.extend(dropped);
         }
         for numbers in surplus.chunks(LIST) {
-            let mut query = sqlx::query(self.listing(UNCLAIM, numbers.len())).bind(&lease.token);
+            let mut query = sqlx::query(self.listing(UNCLAIM, numbers.len()));
             for number in padded(numbers) {
                 query = query.bind(number);
             }
@@ -559,21 +546,59 @@ const TAKE_EXPIRED: &str = "
 
 const ONE: &str = concat!("select ", columns!(), " from {events} e where e.sequence = ?");
 
-const RENEW_ROWS: &str = concat!(
-    "update {events} e force index (primary)
-    set e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+const LOCK_MINE: &str = concat!(
+    "select e.sequence from {events} e force index (primary)
     where e.sequence in ({list}) and (e.sequence, e.locked_by) in ({pairs}) and ",
-    unsettled!()
+    unsettled!(),
+    " order by e.sequence for update {skip_locked}"
 );
 
-const UNCLAIM: &str = concat!(
-    "update {events} e
+const RENEW_ROWS: &str = "
+    update {events} e force index (primary)
+    set e.locked_until = timestampadd(microsecond, ?, utc_timestamp(6))
+    where e.sequence in ({list})";
+
+const UNCLAIM: &str = "
+    update {events} e force index (primary)
     set e.locked_by = null, e.locked_until = null
-    where e.locked_by = ? and e.sequence in ({list}) and ",
-    unsettled!()
-);
+    where e.sequence in ({list})";
 
 impl MySqlStore {
+    /// Changes rows that claims still hold, but for those that somebody else has locked at the moment.
+    async fn change_mine(
+        &self,
+        doing: &'static str,
+        rows: &[(i64, &str)],
+        change: &'static str,
+        lease: Option<i64>,
+    ) -> Result<()> {
+        let mut session = self.session(doing).await?;
+        for rows in rows.chunks(LIST) {
+            let mut transaction = session.begin(doing).await?;
+            let mut query = sqlx::query_scalar(self.locking(LOCK_MINE, rows.len()).await?);
+            for (sequence, _) in padded(rows) {
+                query = query.bind(sequence);
+            }
+            for (sequence, token) in padded(rows) {
+                query = query.bind(sequence).bind(token);
+            }
+            let mine: Vec<i64> = query.fetch_all(&mut *transaction).await.map_err(failed(doing))?;
+            if !mine.is_empty() {
+                let mut query = sqlx::query(self.listing(change, mine.len()));
+                if let Some(lease) = lease {
+                    query = query.bind(lease);
+                }
+                for sequence in padded(&mine) {
+                    query = query.bind(sequence);
+                }
+                query.execute(&mut *transaction).await.map_err(failed(doing))?;
+            }
+            transaction.commit().await.map_err(failed(doing))?;
+        }
+        session.done();
+        Ok(())
+    }
+
     async fn take_expired(
         &self,
         connection: &mut MySqlConnection,

@@ -18,7 +18,7 @@ use posthaste_core::{
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{
-    LIST, MySqlStore, micros, padded,
+    ClaimStyle, LIST, MySqlStore, micros, padded,
     row::{for_ever, unsettled},
 };
 use crate::failure::failed;
@@ -53,6 +53,44 @@ impl Settle for MySqlStore {
         transaction.commit().await.map_err(failed("settling"))?;
         session.done();
         Ok(report)
+    }
+
+    async fn locked(&self, sequences: &[i64]) -> Result<Vec<i64>> {
+        let mut locked = Vec::new();
+        if self.claim_style().await? == ClaimStyle::Token {
+            return Ok(locked);
+        }
+        let mut session = self.session("asking for locked rows").await?;
+        for sequences in sequences.chunks(LIST) {
+            let present = self.sequences(&mut session, PRESENT, sequences).await?;
+            let free = self.sequences(&mut session, FREE, sequences).await?;
+            let free: HashSet<i64> = free.into_iter().collect();
+            locked.extend(present.into_iter().filter(|sequence| !free.contains(sequence)));
+        }
+        session.done();
+        Ok(locked)
+    }
+}
+
+const FREE: &str = "
+    select e.sequence from {events} e force index (primary) where e.sequence in ({list})
+    for update skip locked";
+
+const PRESENT: &str = "
+    select e.sequence from {events} e force index (primary) where e.sequence in ({list})";
+
+impl MySqlStore {
+    async fn sequences(
+        &self,
+        connection: &mut MySqlConnection,
+        template: &'static str,
+        sequences: &[i64],
+    ) -> Result<Vec<i64>> {
+        let mut query = sqlx::query_scalar(self.listing(template, sequences.len()));
+        for sequence in padded(sequences) {
+            query = query.bind(sequence);
+        }
+        query.fetch_all(connection).await.map_err(failed("asking for locked rows"))
     }
 }
 

@@ -566,7 +566,7 @@ impl Claim for PostgresStore {
             unsettled!(),
             "
                 order by e.sequence
-                for update of e
+                for update of e skip locked
             )
             update {events} e
             set locked_until = clock_timestamp() + $3 * interval '1 microsecond'
@@ -594,9 +594,16 @@ impl Claim for PostgresStore {
 
     async fn unclaim(&self, lease: &RowLease, sequences: &[i64]) -> Result<()> {
         const UNCLAIM: &str = concat!(
-            "update {events} e set locked_by = null, locked_until = null
-            where e.sequence = any($2) and e.locked_by = $1 and ",
-            unsettled!()
+            "with mine as materialized (
+                select e.sequence from {events} e
+                where e.sequence = any($2) and e.locked_by = $1 and ",
+            unsettled!(),
+            "
+                order by e.sequence
+                for update skip locked
+            )
+            update {events} e set locked_by = null, locked_until = null
+            where e.sequence = any(array(select sequence from mine))"
         );
 
         let mut session = self.sessions.take("giving events back").await?;

@@ -73,6 +73,25 @@ impl Settle for PostgresStore {
             }
         }
     }
+
+    async fn locked(&self, sequences: &[i64]) -> Result<Vec<i64>> {
+        const LOCKED: &str = "
+            with free as materialized (
+                select e.sequence from {events} e where e.sequence = any($1)
+                for update skip locked
+            )
+            select e.sequence from {events} e
+            where e.sequence = any($1) and e.sequence <> all (array(select sequence from free))";
+
+        let mut session = self.sessions.take("asking for locked rows").await?;
+        let locked = sqlx::query_scalar(self.tables.sql(LOCKED))
+            .bind(sequences)
+            .fetch_all(&mut *session)
+            .await
+            .map_err(failed("asking for locked rows"))?;
+        session.done();
+        Ok(locked)
+    }
 }
 
 /// The leases of the owner `$1` on the shards `$2`, locked until the transaction ends. They are only

@@ -37,6 +37,11 @@ impl Settle for SqliteStore {
             Fence::Rows(lease) => self.settle_rows(lease, batch, keep_sent).await,
         }
     }
+
+    /// SQLite locks no rows.
+    async fn locked(&self, _: &[i64]) -> Result<Vec<i64>> {
+        Ok(Vec::new())
+    }
 }
 
 /// A batch by what is to be written.

@@ -154,6 +154,7 @@ macro_rules! store_conformance {
                 a_claimer_settles_what_it_holds
                 a_delivered_row_can_be_deleted
                 a_renewed_row_is_kept
+                a_locked_row_hinders_no_renewal
                 a_renewed_retry_is_kept
                 a_row_given_back_after_an_attempt_is_a_retry
                 rows_that_are_given_back_are_free
@@ -186,6 +187,7 @@ macro_rules! store_conformance {
                 a_long_error_is_cut_between_two_characters
                 an_error_may_hold_any_character
                 a_row_that_cannot_be_decoded_can_be_given_up
+                locked_rows_are_told
             }
             fence {
                 a_stale_epoch_settles_nothing

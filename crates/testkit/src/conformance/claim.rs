@@ -245,6 +245,40 @@ pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     assert_eq!(outbox.record(enqueued[1].id).await.locked_by, Some(heir.lease.token));
 }
 
+/// Those in hand beside a row that somebody has locked are renewed and given back all the same.
+pub async fn a_locked_row_hinders_no_renewal<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let ids: Vec<_> = outbox.enqueue(&events(3)).await.iter().map(|event| event.id).collect();
+    let mut claimer = outbox.claimer("one");
+    let rows = claimer.claim(3).await;
+    if subject.skips_locked {
+        let mut holder = outbox.begin().await;
+        let locked = rows[1].sequence;
+        let touch = format!("update {{events}} set attempts = 1 where sequence = {locked}");
+        outbox.sql_on(&mut holder, &touch).await;
+        let hasty = Relay { lease: SHORT, ..claimer.relay.clone() };
+        outbox.store.renew_rows(&hasty, &[claimer.in_hand()]).await.unwrap();
+        outbox.row_lease_expired(ids[2]).await;
+        assert_eq!(outbox.record(ids[1]).await.status, Status::Sending, "it was left as it was");
+        holder.rollback().await.unwrap();
+    }
+    outbox.store.renew_rows(&claimer.relay, &[claimer.in_hand()]).await.unwrap();
+    let mut holder = outbox.begin().await;
+    if subject.skips_locked {
+        let touch = "update {events} set attempts = 1";
+        let one = format!("{touch} where sequence = {}", rows[1].sequence);
+        outbox.sql_on(&mut holder, &one).await;
+    }
+    let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
+    outbox.store.unclaim(&claimer.lease, &sequences).await.unwrap();
+    holder.rollback().await.unwrap();
+    let mut still = Vec::new();
+    for id in ids {
+        still.push(outbox.record(id).await.status == Status::Sending);
+    }
+    assert_eq!(still, [false, subject.skips_locked, false]);
+}
+
 /// The same for a row that was claimed because its time had come.
 pub async fn a_renewed_retry_is_kept<DB: Dialect>(subject: &Subject<DB>) {
     let outbox = subject.outbox().await;

@@ -449,3 +449,29 @@ pub async fn a_row_that_cannot_be_decoded_can_be_given_up<DB: Dialect>(subject: 
     assert_eq!(outbox.record(id).await.status, Status::Dead);
     assert_eq!(sequences(&owner.read_all().await), [next]);
 }
+
+/// Rows that somebody else has locked are told, without a wait for them; what is gone is not.
+pub async fn locked_rows_are_told<DB: Dialect>(subject: &Subject<DB>) {
+    let outbox = subject.outbox().await;
+    let all: Vec<i64> =
+        outbox.enqueue(&events(5)).await.iter().map(|enqueued| enqueued.sequence).collect();
+    assert!(outbox.store.locked(&all).await.unwrap().is_empty());
+    assert!(outbox.store.locked(&[]).await.unwrap().is_empty());
+    outbox.sql(&format!("delete from {{events}} where sequence = {}", all[4])).await;
+
+    if !subject.skips_locked {
+        // It is not known which.
+        return;
+    }
+    let mut holder = outbox.begin().await;
+    for sequence in [all[1], all[3]] {
+        let touch = format!("update {{events}} set attempts = 1 where sequence = {sequence}");
+        outbox.sql_on(&mut holder, &touch).await;
+    }
+    let mut locked = outbox.store.locked(&all).await.unwrap();
+    locked.sort_unstable();
+    assert_eq!(locked, [all[1], all[3]]);
+    assert!(outbox.store.locked(&all[..1]).await.unwrap().is_empty());
+    holder.rollback().await.unwrap();
+    assert!(outbox.store.locked(&all).await.unwrap().is_empty(), "asking locks nothing");
+}

@@ -47,6 +47,7 @@ pub struct Subject<DB: Dialect> {
     pub(super) shards: u16,
     pub(super) late_commits: bool,
     pub(super) concurrent_writers: bool,
+    pub(super) skips_locked: bool,
     earlier: Earlier,
     make_store: MakeStore<DB>,
     /// What a case has made, to be dropped when it is over.
@@ -68,6 +69,7 @@ impl<DB: Dialect> Subject<DB> {
             shards: 8,
             late_commits: true,
             concurrent_writers: true,
+            skips_locked: true,
             earlier: earlier_by_name(DB::NAME),
             make_store: Box::new(DB::store),
             made: Mutex::default(),
@@ -100,7 +102,14 @@ impl<DB: Dialect> Subject<DB> {
     /// case in which a second transaction writes while the first is open.
     pub fn single_writer(mut self) -> Self {
         self.concurrent_writers = false;
+        self.skips_locked = false;
         self.without_late_commits().shards(1)
+    }
+
+    /// A database that cannot leave out rows that others have locked: whoever wants one waits for it.
+    pub fn without_skip_locked(mut self) -> Self {
+        self.skips_locked = false;
+        self
     }
 
     /// How this database's SQL says that a column's time is so many hours earlier, for cases that
@@ -178,6 +187,7 @@ impl<DB: Dialect> fmt::Debug for Subject<DB> {
             .field("shards", &self.shards)
             .field("late_commits", &self.late_commits)
             .field("concurrent_writers", &self.concurrent_writers)
+            .field("skips_locked", &self.skips_locked)
             .finish_non_exhaustive()
     }
 }

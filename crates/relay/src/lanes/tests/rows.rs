@@ -108,8 +108,19 @@ fn a_suspect_that_is_being_recorded_while_others_are_given_back_goes_when_it_is(
     assert!(dispatch(&mut lanes).is_empty());
     assert_eq!(lanes.next_settlements(10).len(), 1, "the record");
     lanes.offer(row(2, 2), Origin::Cold, Some(&claim(1)), now());
-    lanes.give_back();
+    lanes.give_back(now());
     assert_eq!(settle(&mut lanes), [(2, Verdict::Unclaimed)]);
     lanes.settled([1], now());
     assert_eq!(dispatch(&mut lanes), [1]);
+}
+
+#[test]
+fn an_attempt_that_was_counted_when_its_claim_was_taken_over_is_taken_back_with_it() {
+    let mut lanes = by_rows();
+    let expired = Fetched { wait: Some(Wait::Suspect), attempts: 3, ..row(1, 1) };
+    lanes.offer(expired, Origin::Due, Some(&claim(1)), now());
+    lanes.give_back(now());
+    let written = lanes.next_settlements(10);
+    assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }), "{written:?}");
+    assert_eq!(written[0].settlement.attempts, 2);
 }

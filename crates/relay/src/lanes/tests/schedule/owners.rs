@@ -22,7 +22,7 @@ impl World {
                 self.lanes.close_shard(0);
             }
             Owner::Leaving(_) if in_order => {
-                if !self.lanes.busy_shards().contains(&0) {
+                if !self.lanes.busy_shards(|_| false).contains(&0) {
                     self.save_mark();
                     self.lose(Owner::Other);
                 }
@@ -88,7 +88,7 @@ impl World {
             Owner::Nobody => self.table.keys().last().copied(),
             Owner::Us | Owner::Leaving(_) => return,
         };
-        if self.polling() || self.lanes.busy_shards().contains(&0) {
+        if self.polling() || self.lanes.busy_shards(|_| false).contains(&0) {
             return;
         }
         self.epoch += 1;
