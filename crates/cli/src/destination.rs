@@ -30,7 +30,10 @@ pub(crate) enum LogFormat {
 
 /// The destination that is configured so.
 pub(crate) fn configured(settings: &DestinationSettings) -> Result<Arc<dyn Transport>> {
-    let url = settings.url.expose();
+    let Some(url) = &settings.url else {
+        return Err(Error::invalid("its url is not set, or cannot be read"));
+    };
+    let url = url.expose();
     failure::keep_secret(url);
     let transport = match (url, settings.payload_limit) {
         ("log", None) => log(settings.format, settings.payload),

@@ -537,14 +537,15 @@ fn routes_that_leave_events_out_are_noted() {
     assert_eq!(check(""), "");
 }
 
-/// What the row does not know yet, the routes of the configuration do.
+/// What the row does not know yet, the routes of the configuration do: also of a destination whose URL
+/// the relay alone can read.
 #[tokio::test]
 async fn the_doctor_finds_an_untried_events_destination_by_the_routes() {
     let folder = Folder::new();
     let url = folder.migrated();
     let toml = format!(
         "[outbox]\nurl = \"{url}\"\n[destinations.gone]\nurl = \"nats://127.0.0.1:1\"\n\
-         [destinations.partner]\nurl = \"log\"\n[[routes]]\nevent_type = \"Other\"\nto = \"gone\"\n\
+         [destinations.partner]\nurl = \"${{PARTNER}}\"\n[[routes]]\nevent_type = \"Other\"\nto = \"gone\"\n\
          [[routes]]\nto = \"partner\"\n[admin]\nenabled = false\n[health]\nlisten = \"off\"\n"
     );
     std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
@@ -556,7 +557,8 @@ async fn the_doctor_finds_an_untried_events_destination_by_the_routes() {
     let paused = command(&["pause", "destination", "partner"]).output().unwrap();
     assert!(paused.status.success(), "{}", stderr(&paused));
     let mut relay = command(&["relay"]);
-    let relay = relay.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let relay = relay.env("PARTNER", "log").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let relay = relay.spawn().unwrap();
     let relay = Running::new(relay);
     next(&relay.err, "started");
     let pool = SqlitePool::connect(&url).await.unwrap();

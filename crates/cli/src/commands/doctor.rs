@@ -90,7 +90,8 @@ async fn installation(
         findings.push(memory);
     }
     if !args.no_destinations {
-        for one in &settings.destinations {
+        // One without a URL cannot be asked; the note tells why it has none.
+        for one in settings.destinations.iter().filter(|one| one.url.is_some()) {
             findings.push(destination(one).await);
         }
         if let Err(unread) = settings.refuse(&["destinations", "routes"]) {

@@ -25,7 +25,8 @@ pub(crate) struct OutboxSettings {
 pub(crate) struct DestinationSettings {
     /// `None`: it is called as its URL says.
     pub(crate) name: Option<String>,
-    pub(crate) url: Secret,
+    /// `None`: it is not set, or cannot be read. Its name and its routes are known all the same.
+    pub(crate) url: Option<Secret>,
     pub(crate) rate: Option<usize>,
     pub(crate) concurrency: Option<usize>,
     pub(crate) payload_limit: Option<usize>,
@@ -211,7 +212,7 @@ pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {
             // Read, so that its keys are known, and not used: what is wrong with it is no matter.
             reader.problems.truncate(problems);
         } else {
-            destinations.extend(settings);
+            destinations.push(settings);
         }
     }
     if destinations.is_empty() {
@@ -223,23 +224,24 @@ pub(super) fn destinations(reader: &mut Reader) -> Vec<DestinationSettings> {
 }
 
 /// `by_flag`: a flag or `POSTHASTE_TO` names it, and it is called as its URL says.
-fn destination(reader: &mut Reader, name: String, by_flag: bool) -> Option<DestinationSettings> {
+fn destination(reader: &mut Reader, name: String, by_flag: bool) -> DestinationSettings {
     refuse_name(reader, "destinations", &name);
     let path = format!("destinations.{name}");
+    let problems = reader.problems.len();
+    let url = reader.section(&path).secret("url").map(|(url, _)| url);
+    // One that is set and cannot be read is a problem already, which says why.
+    if url.is_none() && reader.problems.len() == problems {
+        let text = format!("{path}.url is not set; use log, or a URL such as nats://host:4222");
+        reader.problem(&path, text);
+    }
     let mut section = reader.section(&path);
-    let url = section.secret("url");
     let rate = section.maybe_number("rate");
     let concurrency = section.maybe_number("concurrency");
     let payload_limit = section.maybe_size("payload_limit");
     let format = section.choice("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)]);
     let payload = section.yes_or_no("payload", false);
-    let Some((url, _)) = url else {
-        let text = format!("{path}.url is not set; use log, or a URL such as nats://host:4222");
-        reader.problem(&path, text);
-        return None;
-    };
     let name = (!by_flag).then_some(name);
-    Some(DestinationSettings { name, url, rate, concurrency, payload_limit, format, payload })
+    DestinationSettings { name, url, rate, concurrency, payload_limit, format, payload }
 }
 
 pub(super) fn routes(reader: &mut Reader) -> Vec<RouteSettings> {

@@ -2,6 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use jiff::Timestamp;
+use posthaste::{Envelope, Event};
+
 use super::{
     Settings,
     command::STARTER,
@@ -261,6 +264,36 @@ fn looking_at_an_outbox_does_not_take_the_brokers_password() {
 }
 
 #[test]
+fn a_destination_whose_secret_cannot_be_read_keeps_its_name_and_its_routes() {
+    for unread in ["url = \"nats://${NO_SUCH}@h\"", "url_file = \"/no/such\"", ""] {
+        let toml = format!(
+            "[outbox]\nurl = \"sqlite:a.db\"\n[destinations.log]\nurl = \"log\"\n\
+             [destinations.partner]\n{unread}\n[[routes]]\nevent_type = \"Invoice\"\n\
+             to = \"partner\"\n[[routes]]\nto = \"log\"\n"
+        );
+        let settings = read(&toml, &[], Vec::new());
+        assert_eq!(settings.problems().len(), 1, "{unread}: {:?}", settings.problems());
+        assert!(settings.problems()[0].contains("destinations.partner.url"), "{unread}");
+        assert_eq!(settings.destination_names(), ["log", "partner"], "{unread}");
+        let routes = settings.known_routes(&settings.outboxes[0]).unwrap();
+        for (event_type, destination) in [("Invoice", "partner"), ("Order", "log")] {
+            let event = Event::builder(event_type).topic("t").raw_json("{}").build().unwrap();
+            let envelope = Envelope {
+                sequence: 1,
+                attempts: 0,
+                replay: 0,
+                created_at: Timestamp::UNIX_EPOCH,
+                topic: None,
+                event,
+            };
+            assert_eq!(routes.destination_of(&envelope), Ok(destination), "{unread}");
+        }
+        // No relay starts with it.
+        assert!(settings.refuse(&["destinations"]).is_err(), "{unread}");
+    }
+}
+
+#[test]
 fn a_destination_by_flag_is_the_only_one_and_those_of_the_file_stay_known() {
     let toml = "[outbox]\nurl = \"sqlite:a.db\"\n[destinations.log]\nurl = \"log\"\n\
                 [destinations.partner]\nurl = \"nats://${NO_SUCH}@h\"\nrate = 5\n";
@@ -269,7 +302,7 @@ fn a_destination_by_flag_is_the_only_one_and_those_of_the_file_stay_known() {
         let settings = read(toml, &[], vec![to(url)]);
         assert_eq!(settings.problems(), [""; 0], "{url}");
         assert_eq!(settings.destinations.len(), 1, "{url}");
-        assert_eq!(settings.destinations[0].url.expose(), url);
+        assert_eq!(settings.destinations[0].url.as_ref().unwrap().expose(), url);
     }
     let misspelled = format!("{toml}rat = 1\n");
     let problems = read(&misspelled, &[], vec![to("log")]).problems();
