@@ -30,6 +30,8 @@ const MENU = Object.entries(PAGES).filter(([, page]) => page.key).map(([page, { 
   title,
 }));
 const BADGE_MS = 10_000;
+// No page says for longer that it is live without an answer of the database's.
+const HEARTBEAT_MS = 2000;
 
 const draw = mount(document.getElementById("app"));
 const session = { who: null, outboxes: [], badges: {} };
@@ -105,6 +107,7 @@ function visit() {
     data: same ? before.data : undefined,
     old: same,
     failure: null,
+    failures: {},
     path: (...parts) => inOutbox(outbox.name, ...parts),
     link: (to, argument, query) => address(outbox.name, to, argument, query),
     redraw: () => context === mine && show(page),
@@ -118,7 +121,10 @@ function visit() {
     document.querySelector("h1")?.focus({ preventScroll: true });
     scrollTo(0, 0);
   }
-  polls = [poll(page, mine), badges(mine)];
+  const asking = poll(page, mine);
+  polls = [asking, badges(mine)];
+  // One that asks as often notices by itself.
+  if (page.every > HEARTBEAT_MS) polls.push(heartbeat(mine, asking));
 }
 
 const poll = (page, mine) =>
@@ -128,12 +134,31 @@ const poll = (page, mine) =>
       const data = await page.load({ ...mine, signal });
       Object.assign(mine, { data, old: false });
     },
+    // An answer is a sign of life, too.
+    show: (failure) => judge(mine, failure ? { ...mine.failures, page: failure } : {}),
+  });
+
+// A page that asks seldom learns of a lost connection here: the question is cheap, and the database has to
+// answer it.
+const heartbeat = (mine, asking) =>
+  new Poll({
+    every: HEARTBEAT_MS,
+    load: (signal) => get(mine.path("pauses"), {}, signal),
     show: (failure) => {
-      if (failure?.status === 401) return refused(failure);
-      mine.failure = failure;
-      mine.redraw();
+      const back = !failure && mine.failures.heartbeat;
+      judge(mine, { ...mine.failures, heartbeat: failure });
+      // Much may have happened meanwhile.
+      if (back) asking.now();
     },
   });
+
+// What is shown is old as long as one of the questions is without an answer.
+function judge(mine, failures) {
+  const failure = failures.page ?? failures.heartbeat ?? null;
+  if (failure?.status === 401) return refused(failure);
+  Object.assign(mine, { failures, failure });
+  mine.redraw();
+}
 
 const badges = (mine) =>
   new Poll({

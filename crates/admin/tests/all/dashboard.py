@@ -160,6 +160,19 @@ def old_numbers_never_look_well(reader):
     reader.until("all is well again", well)
 
 
+def a_page_that_asks_seldom_notices_a_cut(reader):
+    reader.come()
+    for page in ["doctor", "tenants", "audit"]:
+        reader.visit(page)
+        reader.until(f"{page} is live", lambda: reader.text(".live") == "Live")
+        # The doctor asks again in 30 s, long after the deadline of this test.
+        reader.driver.execute_cdp_cmd("Fetch.enable", {"patterns": [{"urlPattern": "*/api/*"}]})
+        reader.until(f"{page} is called old", lambda: "These numbers are old" in reader.text(".stale"))
+        assert reader.text(".live") == "Not connected", reader.text()
+        reader.driver.execute_cdp_cmd("Fetch.disable", {})
+        reader.until(f"{page} is live again", lambda: reader.text(".live") == "Live" and not reader.all(".stale"))
+
+
 def a_dialog_belongs_to_its_page(reader):
     reader.come()
     reader.press("Purge")

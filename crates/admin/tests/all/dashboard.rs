@@ -81,6 +81,13 @@ async fn old_numbers_never_look_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_asks_seldom_notices_a_cut() {
+    let served = Served::<Sqlite>::new(false).await;
+    browse(&served, "a_page_that_asks_seldom_notices_a_cut", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dialog_belongs_to_its_page() {
     let served = Served::<Sqlite>::new(false).await;
     browse(&served, "a_dialog_belongs_to_its_page", json!({})).await;
