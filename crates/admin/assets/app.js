@@ -105,9 +105,10 @@ function visit() {
     // Only a filter changed: the old rows stay, dimmed, until the new ones are there.
     state: same ? before.state : {},
     data: same ? before.data : undefined,
+    // The data answer another question, or were not asked for since long: they are not live.
     old: same,
-    failure: null,
-    failures: {},
+    failure: same ? before.failure : null,
+    failures: same ? before.failures : {},
     path: (...parts) => inOutbox(outbox.name, ...parts),
     link: (to, argument, query) => address(outbox.name, to, argument, query),
     redraw: () => context === mine && show(page),
@@ -136,7 +137,13 @@ const poll = (page, mine) =>
     },
     // An answer is a sign of life, too.
     show: (failure) => judge(mine, failure ? { ...mine.failures, page: failure } : {}),
+    late: () => outdate(mine),
   });
+
+function outdate(mine) {
+  mine.old = true;
+  mine.redraw();
+}
 
 // A page that asks seldom learns of a lost connection here: the question is cheap, and the database has to
 // answer it.
@@ -148,9 +155,15 @@ const heartbeat = (mine, asking) =>
       const back = !failure && mine.failures.heartbeat;
       judge(mine, { ...mine.failures, heartbeat: failure });
       // Much may have happened meanwhile.
-      if (back) asking.now();
+      if (back) anew(mine, asking);
     },
+    late: () => anew(mine, asking),
   });
+
+function anew(mine, asking) {
+  outdate(mine);
+  asking.now();
+}
 
 // What is shown is old as long as one of the questions is without an answer.
 function judge(mine, failures) {

@@ -12,11 +12,16 @@ export class Poll {
   #failures = 0;
   #busy = false;
   #again = false;
+  // When the last question came to its end.
+  #ended = Date.now();
   #seen = () => (document.hidden ? clearTimeout(this.#timer) : this.now());
 
-  /** `load(signal)` asks; `show(error)` is called after each answer, and when one is overdue. */
-  constructor({ every, load, show }) {
-    Object.assign(this, { every, load, show });
+  /**
+   * `load(signal)` asks; `show(error)` is called after each answer, and when one is overdue; `late()` when it
+   * asks again after a time in which nobody asked, because the tab was hidden or the computer slept.
+   */
+  constructor({ every, load, show, late = () => {} }) {
+    Object.assign(this, { every, load, show, late });
     document.addEventListener("visibilitychange", this.#seen);
     this.now();
   }
@@ -24,6 +29,8 @@ export class Poll {
   /** Asks at once; once more when a question is under way that may miss what just changed. */
   async now() {
     clearTimeout(this.#timer);
+    // After a failure it asks seldom, and what is shown is called old already.
+    if (!this.#failures && Date.now() - this.#ended > this.every + OVERDUE_MS) this.late();
     if (this.#busy) {
       this.#again = true;
       return;
@@ -42,6 +49,7 @@ export class Poll {
       this.#failures += 1;
     }
     clearTimeout(overdue);
+    this.#ended = Date.now();
     this.#busy = false;
     if (this.#abort.signal.aborted) return;
     this.show(failure);

@@ -47,7 +47,7 @@ export function shell(app, body) {
       "main",
       {
         id: "content",
-        class: context.failure && context.data !== undefined ? "outdated" : "",
+        class: (context.failure || context.old) && context.data !== undefined ? "outdated" : "",
         "aria-busy": String(context.old),
       },
       h("h1", { tabindex: "-1" }, page.heading?.(context) ?? page.title),
@@ -86,13 +86,15 @@ function outboxes({ session, context, switchOutbox }) {
   }, session.outboxes.map(({ name }) => h("option", { key: name, value: name }, name)));
 }
 
-const live = ({ failure, data }) =>
-  h(
+function live({ failure, old, data }) {
+  const waiting = old || data === undefined;
+  return h(
     "span.live",
-    { class: failure ? "off" : "", role: "status" },
+    { class: failure ? "off" : waiting ? "waiting" : "", role: "status" },
     h("span.dot", { "aria-hidden": "true" }),
-    h("span", null, failure ? "Not connected" : data === undefined ? "Connecting" : "Live"),
+    h("span", null, failure ? "Not connected" : waiting ? "Connecting" : "Live"),
   );
+}
 
 const menu = ({ session, context, menu: pages }) =>
   h(

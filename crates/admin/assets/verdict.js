@@ -4,11 +4,13 @@ import { duration, many } from "./format.js";
 
 const LONG_S = 60;
 
-/** `{ kind, title, text }` of an overview, the most urgent first. After a `failure` the overview is old. */
-export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, failure) {
+/** `{ kind, title, text }` of an overview, the most urgent first. After a `failure`, and while it is `old`,
+ * nothing is said of the overview. */
+export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, { failure, old }) {
   if (failure) {
     return say("bad", "Not known", "The state of this outbox could not be read. The numbers below are old.");
   }
+  if (old) return say("held", "Not known", "The numbers below are old; new ones are asked for.");
   const alive = relays.filter((relay) => relay.alive);
   const open = alive.flatMap((relay) => relay.breakers ?? []);
   const outbox = pauses.find((pause) => pause.kind === "outbox");

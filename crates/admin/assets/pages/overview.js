@@ -181,14 +181,14 @@ function tenants(context, { backlog_by_tenant: list, backlog_estimated }) {
 }
 
 function view(context, data) {
-  const { kind, title, text } = verdict(data, context.failure);
+  const { kind, title, text } = verdict(data, context);
   const held = data.pauses.some((one) => one.kind === "outbox");
   return [
     h(
       "section.verdict",
       { class: kind, "aria-label": "State" },
-      // Without an icon when the server does not answer: it would have to be fetched from there.
-      !context.failure && icon({ good: "good", warn: "warning", bad: "problem", held: "pause" }[kind]),
+      // Without an icon until the server answers: it would have to be fetched from there.
+      !context.failure && !context.old && icon({ good: "good", warn: "warning", bad: "problem", held: "pause" }[kind]),
       h("div.grow", { role: "status" }, h("strong", null, title), h("p", null, text)),
       context.operator && h(
         "div.actions",

@@ -173,6 +173,42 @@ def a_page_that_asks_seldom_notices_a_cut(reader):
         reader.until(f"{page} is live again", lambda: reader.text(".live") == "Live" and not reader.all(".stale"))
 
 
+def data_of_another_question_are_not_live(reader):
+    reader.come()
+    reader.until("it is live", lambda: reader.text(".live") == "Live" and reader.all(".verdict.good"))
+    # The tab is hidden for an hour, and comes back while nobody answers.
+    become = lambda hidden, hours: reader.driver.execute_script(
+        """const [hidden, hours] = arguments;
+        const now = Date.now;
+        Date.now = () => now() + hours * 3_600_000;
+        Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+        return [".live", ".verdict strong"].map((one) => document.querySelector(one).textContent);""", hidden, hours)
+    become(True, 0)
+    reader.driver.execute_cdp_cmd("Fetch.enable", {"patterns": [{"urlPattern": "*/api/*"}]})
+    seen = become(False, 1)
+    assert seen == ["Connecting", "Not known"], f"what is an hour old is called {seen}"
+    reader.driver.execute_cdp_cmd("Fetch.disable", {})
+    reader.until("it is live again", lambda: reader.text(".live") == "Live" and reader.all(".verdict.good"))
+
+    # Until the answer to a new filter comes, the rows are those of the last one.
+    reader.visit("events")
+    reader.until("the events are live", lambda: reader.text(".live") == "Live")
+    reader.driver.execute_cdp_cmd("Fetch.enable", {"patterns": [{"urlPattern": "*/api/*"}]})
+    filtered = lambda kind: reader.driver.execute_async_script(
+        """const [hash, done] = arguments;
+        addEventListener("hashchange", () => done(document.querySelector(".live").textContent), { once: true });
+        location.hash = hash;""", f"#/shop/events?type={kind}")
+    said = filtered("Nothing")
+    assert said == "Connecting", f"rows of another filter are called {said}"
+    reader.until("it is not connected", lambda: reader.text(".live") == "Not connected")
+    # One more filter does not make it look connected.
+    said = filtered("Nobody")
+    assert said == "Not connected", said
+    reader.driver.execute_cdp_cmd("Fetch.disable", {})
+    reader.until("it is live again", lambda: reader.text(".live") == "Live")
+
+
 def a_dialog_belongs_to_its_page(reader):
     reader.come()
     reader.press("Purge")

@@ -88,6 +88,13 @@ async fn a_page_that_asks_seldom_notices_a_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_of_another_question_are_not_live() {
+    let served = Served::<Sqlite>::new(false).await;
+    browse(&served, "data_of_another_question_are_not_live", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dialog_belongs_to_its_page() {
     let served = Served::<Sqlite>::new(false).await;
     browse(&served, "a_dialog_belongs_to_its_page", json!({})).await;
