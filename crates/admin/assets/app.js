@@ -69,7 +69,9 @@ function refused(error) {
     // Selected: what is typed next replaces a token that was wrong.
     document.querySelector("#token").select();
   } else {
-    draw(h("main.alone", null, empty("The admin API does not answer", error.message)));
+    // One that answers with a status is there, and says itself what is missing.
+    const title = error.status ? error.title : "The admin API does not answer";
+    draw(h("main.alone", null, empty(title, error.message)));
     setTimeout(start, 2000);
   }
 }

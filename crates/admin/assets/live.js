@@ -38,7 +38,7 @@ export class Poll {
     this.#busy = true;
     let failure = null;
     const overdue = setTimeout(() => {
-      this.show(new Problem(0, "No answer", "The server has not answered yet."));
+      this.show(new Problem(0, "No answer", "The server, or its database, has not answered yet."));
     }, OVERDUE_MS);
     this.#abort.signal.addEventListener("abort", () => clearTimeout(overdue), { once: true });
     try {

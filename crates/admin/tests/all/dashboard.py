@@ -209,6 +209,14 @@ def data_of_another_question_are_not_live(reader):
     reader.until("it is live again", lambda: reader.text(".live") == "Live")
 
 
+def a_silent_database_is_not_blamed_on_the_api(reader):
+    reader.driver.get(reader.known["base"] + "#/shop/doctor")
+    # Which outboxes there are is known without their databases.
+    reader.until("the page is there", lambda: reader.text("h1") == "Doctor")
+    reader.until("the database may be it", lambda: "or its database, has not answered" in reader.text("main"))
+    assert "admin API" not in reader.text(), reader.text()
+
+
 def a_dialog_belongs_to_its_page(reader):
     reader.come()
     reader.press("Purge")

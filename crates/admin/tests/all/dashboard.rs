@@ -1,27 +1,34 @@
 //! The dashboard in a real browser. What somebody does there is in `dashboard.py`; what became of the
 //! outbox is looked at here.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
 use posthaste::Event;
+use posthaste_admin::{AdminConfig, AdminOutbox};
 use serde_json::{Value, json};
 use sqlx::{Postgres, Sqlite};
 use tokio::process::Command;
 
 use crate::{
     on_both,
-    support::{OPERATOR, SECRET, Served, TestDatabase, VIEWER, event, url},
+    support::{
+        OPERATOR, SECRET, Served, Server, TestDatabase, VIEWER, event, loopback, silent, url,
+    },
 };
 
 /// The script ends itself, and the browser with it, well before.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Has somebody do `visit` at the dashboard. Panics with what went wrong.
-async fn browse<DB: TestDatabase>(served: &Served<DB>, visit: &str, mut known: Value)
+async fn browse<DB: TestDatabase>(served: &Served<DB>, visit: &str, known: Value)
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
 {
-    known["base"] = format!("http://{}", served.server.address).into();
+    browse_at(served.server.address, visit, known).await;
+}
+
+async fn browse_at(address: SocketAddr, visit: &str, mut known: Value) {
+    known["base"] = format!("http://{address}").into();
     known["chromium"] = url("POSTHASTE_TEST_CHROMIUM").into();
     known["chromedriver"] = url("POSTHASTE_TEST_CHROMEDRIVER").into();
     known["secret"] = SECRET.into();
@@ -91,6 +98,20 @@ async fn a_page_that_asks_seldom_notices_a_cut() {
 async fn data_of_another_question_are_not_live() {
     let served = Served::<Sqlite>::new(false).await;
     browse(&served, "data_of_another_question_are_not_live", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_database_is_not_blamed_on_the_api() {
+    let served = Served::<Sqlite>::new(false).await;
+    let (store, only) = silent(&served.tables).await;
+    let outbox = AdminOutbox { store, relay: None, ..served.outbox() };
+    let config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
+    let server = Server::start(vec![outbox], config).await;
+    browse_at(server.address, "a_silent_database_is_not_blamed_on_the_api", json!({})).await;
+    // What still asks gets its answer: the stop waits for that.
+    drop(only);
+    server.stop().await;
     served.end().await;
 }
 

@@ -17,7 +17,7 @@ use tokio_rustls::{
 };
 use uuid::Uuid;
 
-use crate::support::{LIMIT, OPERATOR, Served, Server, event, exchange, loopback, token};
+use crate::support::{LIMIT, OPERATOR, Served, Server, event, exchange, loopback, silent, token};
 
 #[tokio::test]
 async fn with_a_certificate_it_speaks_tls_and_nothing_else() {
@@ -245,6 +245,38 @@ async fn a_database_that_is_gone_is_said_without_its_words() {
     // Which outboxes there are is known all the same.
     let outboxes = served.server.get("/outboxes").await.json();
     assert_eq!(outboxes["outboxes"][0]["shards"], serde_json::Value::Null);
+    served.end().await;
+}
+
+/// One after the other they would take longer than any request may.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_silent_databases_hide_no_outbox() {
+    let served = Served::<Sqlite>::new(false).await;
+    let shards = served.store.check().await.unwrap();
+    let (store, only) = silent(&served.tables).await;
+    let mut outboxes: Vec<AdminOutbox> = (0..40)
+        .map(|number| AdminOutbox {
+            name: format!("silent{number}"),
+            store: Arc::clone(&store),
+            relay: None,
+            ..served.outbox()
+        })
+        .collect();
+    outboxes.push(served.outbox());
+    let config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
+    let server = Server::start(outboxes, config).await;
+    let lines = server.get("/outboxes").await.json();
+    let lines = lines["outboxes"].as_array().unwrap();
+    assert_eq!(lines.len(), 41);
+    for (number, line) in lines[..40].iter().enumerate() {
+        assert_eq!(line["name"], format!("silent{number}"));
+        assert_eq!(line["shards"], serde_json::Value::Null);
+    }
+    let shop = serde_json::json!({ "name": "shop", "database": "sqlite", "shards": shards });
+    assert_eq!(lines[40], shop);
+    // What still asks gets its answer: the stop waits for that.
+    drop(only);
+    server.stop().await;
     served.end().await;
 }
 

@@ -17,6 +17,7 @@ use posthaste_transports::memory::MemoryTransport;
 use serde_json::Value;
 use sqlx::{
     Pool, Postgres, Sqlite,
+    pool::PoolConnection,
     postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
 };
@@ -177,6 +178,14 @@ fn outbox(store: &Arc<dyn Store>, relay: &Arc<Relay>) -> AdminOutbox {
         routes: None,
         retention: Retention { sent: Duration::ZERO, dead: None },
     }
+}
+
+/// An outbox whose database never answers: everybody waits for the only connection, which is given with it.
+pub async fn silent(tables: &Tables) -> (Arc<dyn Store>, PoolConnection<Sqlite>) {
+    let pool = SqlitePoolOptions::new().max_connections(1);
+    let pool = pool.connect("sqlite::memory:").await.unwrap();
+    let only = pool.acquire().await.unwrap();
+    (Sqlite::store(pool, tables.clone()), only)
 }
 
 pub fn loopback() -> SocketAddr {
