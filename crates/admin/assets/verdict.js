@@ -4,15 +4,8 @@ import { duration, many } from "./format.js";
 
 const LONG_S = 60;
 
-/** `{ kind, title, text }` of an overview, the most urgent first. After a `failure`, and while it is `old`,
- * nothing is said of the overview. */
-export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, { failure, old }) {
-  if (failure) {
-    return say("bad", "Not known", "The state of this outbox could not be read. The numbers below are old.");
-  }
-  if (old) return say("held", "Not known", "The numbers below are old; new ones are asked for.");
-  const alive = relays.filter((relay) => relay.alive);
-  const open = alive.flatMap((relay) => relay.breakers ?? []);
+/** Why nobody delivers anything now, as `{ kind, title, text }`; null when somebody does. */
+export function standstill({ relays, pauses }) {
   const outbox = pauses.find((pause) => pause.kind === "outbox");
   if (outbox) {
     return say(
@@ -21,9 +14,22 @@ export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, { 
       `${outbox.by} paused this outbox${outbox.note ? `: ${outbox.note}` : "."} Events are kept and wait.`,
     );
   }
-  if (!alive.length) {
+  if (!relays.some((relay) => relay.alive)) {
     return say("bad", "No relay is alive", "Events are kept, and none is delivered until a relay runs.");
   }
+  return null;
+}
+
+/** `{ kind, title, text }` of an overview, the most urgent first. After a `failure`, and while it is `old`,
+ * nothing is said of the overview. */
+export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, { failure, old }) {
+  if (failure) {
+    return say("bad", "Not known", "The state of this outbox could not be read. The numbers below are old.");
+  }
+  if (old) return say("held", "Not known", "The numbers below are old; new ones are asked for.");
+  const still = standstill({ relays, pauses });
+  if (still) return still;
+  const open = relays.filter((relay) => relay.alive).flatMap((relay) => relay.breakers ?? []);
   if (open.length) {
     const names = [...new Set(open.map(({ destination }) => destination))];
     const title = `${names.join(", ")} ${names.length === 1 ? "takes" : "take"} nothing`;

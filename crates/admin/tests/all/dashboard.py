@@ -217,6 +217,14 @@ def a_silent_database_is_not_blamed_on_the_api(reader):
     assert "admin API" not in reader.text(), reader.text()
 
 
+def a_destination_without_a_relay_is_not_green(reader):
+    reader.come()
+    reader.visit("destinations")
+    reader.until("it is said that nobody delivers", lambda: "No relay is alive" in reader.text("main .lead"))
+    reader.until("its destination says so, too", lambda: reader.text(".destination .pill") == "nobody delivers")
+    assert not reader.all(".destination .is-good"), reader.text()
+
+
 def a_dialog_belongs_to_its_page(reader):
     reader.come()
     reader.press("Purge")

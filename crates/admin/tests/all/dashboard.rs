@@ -116,6 +116,14 @@ async fn a_silent_database_is_not_blamed_on_the_api() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_without_a_relay_is_not_green() {
+    let served = Served::<Sqlite>::new(false).await;
+    served.relay.stop().await.unwrap();
+    browse(&served, "a_destination_without_a_relay_is_not_green", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dialog_belongs_to_its_page() {
     let served = Served::<Sqlite>::new(false).await;
     browse(&served, "a_dialog_belongs_to_its_page", json!({})).await;
