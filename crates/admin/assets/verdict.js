@@ -14,10 +14,28 @@ export function standstill({ relays, pauses }) {
       `${outbox.by} paused this outbox${outbox.note ? `: ${outbox.note}` : "."} Events are kept and wait.`,
     );
   }
-  if (!relays.some((relay) => relay.alive)) {
+  const alive = relays.filter((relay) => relay.alive);
+  if (!alive.length) {
     return say("bad", "No relay is alive", "Events are kept, and none is delivered until a relay runs.");
   }
+  const paused = ({ name }) => pauses.some((pause) => pause.kind === "relay" && pause.name === name);
+  if (alive.every(paused)) {
+    const title = alive.length === 1 ? "The only relay is paused" : "Every relay is paused";
+    return say("held", title, "Events are kept, and none is delivered until one is resumed or another runs.");
+  }
   return null;
+}
+
+/** What waits although something is delivered, in sentences. */
+function waiting({ retry, held }, pauses) {
+  return [
+    retry > 0 && `${many(retry, "event")} failed and ${retry === 1 ? "is" : "are"} tried again.`,
+    held > 0 &&
+    `${many(held, "event")} ${held === 1 ? "waits" : "wait"} behind one of the same key that failed or is dead.`,
+    pauses.some(({ kind }) => kind !== "relay") && "What is paused waits.",
+    pauses.some(({ kind }) => kind === "relay") && "Other relays deliver for those that are paused.",
+    "Everything else is delivered as it comes.",
+  ].filter(Boolean).join(" ");
 }
 
 /** `{ kind, title, text }` of an overview, the most urgent first. After a `failure`, and while it is `old`,
@@ -51,20 +69,11 @@ export function verdict({ counts, relays, pauses, stalls, oldest_pending_s }, { 
       `The oldest event that could be delivered has waited for ${duration(oldest_pending_s)}.`,
     );
   }
-  if (counts.dead > 0) {
-    return say(
-      "warn",
-      `${many(counts.dead, "dead letter")} to decide on`,
-      "Everything else is delivered as it comes.",
-    );
-  }
-  if (pauses.length) {
-    return say(
-      "held",
-      `${many(pauses.length, "pause")} in force`,
-      "Everything else is delivered as it comes.",
-    );
-  }
+  const rest = waiting(counts, pauses);
+  if (counts.dead > 0) return say("warn", `${many(counts.dead, "dead letter")} to decide on`, rest);
+  if (pauses.length) return say("held", `${many(pauses.length, "pause")} in force`, rest);
+  if (counts.retry > 0) return say("warn", `${many(counts.retry, "event")} to be tried again`, rest);
+  if (counts.held > 0) return say("warn", `${many(counts.held, "event")} held`, rest);
   return say("good", "All well", "Events are delivered as they come.");
 }
 

@@ -225,6 +225,49 @@ def a_destination_without_a_relay_is_not_green(reader):
     assert not reader.all(".destination .is-good"), reader.text()
 
 
+def the_verdict_tells_what_waits(reader):
+    reader.come()
+
+    def verdict(retry=0, held=0, dead=0, paused=(), relays=("one",)):
+        overview = {
+            "counts": {"new": held, "held": held, "sending": 0, "retry": retry, "dead": dead},
+            "relays": [{"name": name, "alive": True, "breakers": []} for name in relays],
+            "pauses": [{"kind": kind, "name": name, "by": "ada", "note": None} for kind, name in paused],
+            "stalls": [],
+            "oldest_pending_s": None,
+        }
+        said = reader.driver.execute_async_script(
+            """const [overview, done] = arguments;
+            import(new URL("assets/verdict.js", document.baseURI)).then(
+                ({ verdict }) => done(verdict(overview, { failure: null, old: false })), (error) => done(String(error)));
+            """, overview)
+        assert isinstance(said, dict), said
+        return said
+
+    well = "Events are delivered as they come."
+    rest = "Everything else is delivered as it comes."
+    one = ("relay", "one")
+    for told, kind, title, text in [
+        (verdict(), "good", "All well", well),
+        # Parked keys.
+        (verdict(dead=1, held=7), "warn", "1 dead letter to decide on",
+         f"7 events wait behind one of the same key that failed or is dead. {rest}"),
+        (verdict(retry=2, held=1), "warn", "2 events to be tried again",
+         f"2 events failed and are tried again. 1 event waits behind one of the same key that failed or is dead. {rest}"),
+        (verdict(dead=1), "warn", "1 dead letter to decide on", rest),
+        (verdict(dead=2, paused=[("destination", "x")]), "warn", "2 dead letters to decide on",
+         f"What is paused waits. {rest}"),
+        # Relays alone: nobody is left, or somebody is.
+        (verdict(paused=[one]), "held", "The only relay is paused",
+         "Events are kept, and none is delivered until one is resumed or another runs."),
+        (verdict(paused=[one, ("relay", "two")], relays=("one", "two")), "held", "Every relay is paused",
+         "Events are kept, and none is delivered until one is resumed or another runs."),
+        (verdict(paused=[one], relays=("one", "two")), "held", "1 pause in force",
+         f"Other relays deliver for those that are paused. {rest}"),
+    ]:
+        assert told == {"kind": kind, "title": title, "text": text}, told
+
+
 def a_dialog_belongs_to_its_page(reader):
     reader.come()
     reader.press("Purge")

@@ -124,6 +124,13 @@ async fn a_destination_without_a_relay_is_not_green() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_verdict_tells_what_waits() {
+    let served = Served::<Sqlite>::new(false).await;
+    browse(&served, "the_verdict_tells_what_waits", json!({})).await;
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dialog_belongs_to_its_page() {
     let served = Served::<Sqlite>::new(false).await;
     browse(&served, "a_dialog_belongs_to_its_page", json!({})).await;
