@@ -103,8 +103,8 @@ const describe = (filter) => {
     : "everything";
 };
 
-/** Pauses something: `{ kind, name?, key? }`. */
-export function pause(context, what, named, consequence) {
+/** Pauses something: `{ kind, name? }`. `called`, where the name says nothing to people, is kept with the note. */
+export function pause(context, what, named, consequence, called) {
   const form = {};
   return ask({
     title: `Pause ${named}?`,
@@ -125,10 +125,8 @@ export function pause(context, what, named, consequence) {
       ),
     confirm: () => "Pause",
     act: async () => {
-      const { changed } = await post(context.path("pauses"), {
-        ...what,
-        ...(form.note ? { note: form.note } : {}),
-      });
+      const note = [called, form.note].filter(Boolean).join(": ");
+      const { changed } = await post(context.path("pauses"), { ...what, ...(note ? { note } : {}) });
       context.reload();
       return changed ? `Paused: ${named}` : `${named} was paused already`;
     },

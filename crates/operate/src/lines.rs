@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use posthaste_core::{
     Envelope, Event, Status,
-    store::{EventRecord, ShardRecord, Wait},
+    store::{EventRecord, Pausable, ShardRecord, Wait},
 };
 use serde::Serialize;
 use uuid::Uuid;
@@ -110,6 +110,8 @@ pub struct EventDetail {
     pub routing_key: Option<String>,
     /// What keeps it in order.
     pub ordering_key: Option<String>,
+    /// The 16 digits by which a pause names that.
+    pub key: Option<String>,
 }
 
 impl EventDetail {
@@ -125,6 +127,7 @@ impl EventDetail {
             schema_version: event.map(Event::schema_version),
             routing_key: owned(event.and_then(|event| event.routing_key())),
             ordering_key: event.and_then(Event::ordering_key),
+            key: event.and_then(Event::key).map(|key| Pausable::Key(key).name()),
         }
     }
 }

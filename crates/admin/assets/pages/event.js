@@ -20,13 +20,23 @@ async function load(context) {
   }
 }
 
+const part = (text) => `${new TextEncoder().encode(text).length}:${text}`;
+
+/** What keeps the event in order, as people call it: its aggregate, or a key of the application's own. */
+function keyName(event) {
+  const { tenant, aggregate_type, aggregate_id, ordering_key } = event;
+  const derived = [tenant ?? "", aggregate_type ?? "", aggregate_id ?? ""].map(part).join("");
+  if (ordering_key !== derived) return `ordering key ${ordering_key}`;
+  return `${aggregate(event)}${tenant ? ` of tenant ${tenant}` : ""}`;
+}
+
 const headers = (list) =>
   card("Headers", {}, facts(Object.entries(list).map(([name, value]) => [name, h("code", null, value)])));
 
 function view(context, data) {
   if (data.missing !== undefined) return empty("This event is not in the outbox", data.missing);
   const { event, explanation } = data;
-  const hasKey = event.aggregate_type && event.aggregate_id;
+  const hasAggregate = event.aggregate_type && event.aggregate_id;
   return [
     h(
       "div.between.event-head",
@@ -43,22 +53,17 @@ function view(context, data) {
             onclick: () => one(context, action, event),
           })
         ),
-        hasKey && button("Pause its key…", {
+        // One that is unordered has none.
+        event.key && button("Pause its key…", {
           key: "pause",
           name: "pause",
           onclick: () =>
             pause(
               context,
-              {
-                kind: "key",
-                key: {
-                  tenant: event.tenant,
-                  aggregate_type: event.aggregate_type,
-                  aggregate_id: event.aggregate_id,
-                },
-              },
-              `key ${aggregate(event)}`,
+              { kind: "key", name: event.key },
+              keyName(event),
               "Events of this key wait at all destinations; others go on.",
+              keyName(event),
             ),
         }),
       ),
@@ -83,14 +88,14 @@ function view(context, data) {
           facts([
             [
               "Aggregate",
-              hasKey
+              hasAggregate
                 ? h("a", {
                   href: context.link("events", undefined, {
                     aggregate_type: event.aggregate_type,
                     aggregate_id: event.aggregate_id,
                   }),
                 }, aggregate(event))
-                : "none: unordered",
+                : "none",
             ],
             [
               "Tenant",
@@ -103,7 +108,7 @@ function view(context, data) {
             ["Sequence", h("span.number", null, event.sequence)],
             ["Shard", h("span.number", null, event.shard)],
             event.routing_key && ["Routing key", event.routing_key],
-            event.ordering_key && ["Ordering key", h("code", null, event.ordering_key)],
+            ["Ordering key", event.ordering_key ? h("code", null, event.ordering_key) : "none: unordered"],
             event.schema_id &&
             ["Schema", `${event.schema_id}${event.schema_version ? ` · ${event.schema_version}` : ""}`],
             ["Content type", event.content_type ?? "–"],

@@ -136,6 +136,7 @@ where
         ("last_error", json!("no such order")),
         ("payload_bytes", json!(json!({ "card": SECRET }).to_string().len())),
         ("ordering_key", json!("4:acme5:Order6:Poison")),
+        ("key", json!(format!("{:016x}", event("Poison", "Poison").key().unwrap().0))),
         ("undecodable", Value::Null),
     ] {
         assert_eq!(shown["event"][field], value, "{field}");

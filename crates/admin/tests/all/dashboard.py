@@ -329,6 +329,19 @@ def single_actions(reader):
     reader.until("it is said", lambda: "deleted" in reader.text(".notices"))
 
 
+def the_key_that_is_paused_is_the_events(reader):
+    reader.log_in()
+    for event, called in [("own", "ordering key basket-7"), ("derived", "Order/1 of tenant acme")]:
+        reader.visit("event", reader.known[event])
+        reader.press("Pause its key…")
+        reader.until("the key is named", lambda: f"Pause {called}?" in reader.text("dialog"))
+        reader.confirm("Pause")
+        reader.until("it is said", lambda: f"Paused: {called}" in reader.text(".notices"))
+    reader.visit("event", reader.known["unordered"])
+    reader.until("the event is there", lambda: reader.all(".event-head .pill"))
+    assert not reader.button("Pause its key…"), reader.text()
+
+
 def a_viewer_cannot_act(reader):
     reader.log_in()
     assert reader.text(".who-role") == "viewer"

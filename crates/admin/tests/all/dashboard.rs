@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
-use posthaste::Event;
+use posthaste::{Event, Ordering, store::Pausable};
 use posthaste_admin::{AdminConfig, AdminOutbox};
 use serde_json::{Value, json};
 use sqlx::{Postgres, Sqlite};
@@ -181,6 +181,33 @@ async fn what_is_done_to_one_event_destination_and_relay_is_obeyed() {
         ]
     );
     assert!(served.store.pauses().await.unwrap().is_empty(), "each pause was ended again");
+    served.end().await;
+}
+
+/// Not that of its aggregate where it has a key of its own, and none where it is unordered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_that_is_paused_is_the_events() {
+    let served = Served::<Sqlite>::new(true).await;
+    let of_order = || Event::builder("Poison").aggregate("Order", "1").tenant("acme");
+    let own = of_order().ordering_key("basket-7").raw_json("{}").build().unwrap();
+    let unordered = of_order().ordering(Ordering::Unordered).raw_json("{}").build().unwrap();
+    let derived = event("Poison", "1");
+    let keys = [&own, &derived].map(|event| Pausable::Key(event.key().unwrap()));
+    let ids = served.enqueue(vec![own, derived, unordered]).await;
+    let known = json!({ "token": OPERATOR, "own": ids[0], "derived": ids[1], "unordered": ids[2] });
+    browse(&served, "the_key_that_is_paused_is_the_events", known).await;
+    let paused: Vec<_> = served
+        .store
+        .pauses()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|pause| (pause.what, pause.note))
+        .collect();
+    assert_eq!(paused.len(), 2, "{paused:?}");
+    for (key, note) in keys.into_iter().zip(["ordering key basket-7", "Order/1 of tenant acme"]) {
+        assert!(paused.contains(&(key, Some(note.to_owned()))), "{note}: {paused:?}");
+    }
     served.end().await;
 }
 
