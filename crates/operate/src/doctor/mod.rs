@@ -1,7 +1,7 @@
 //! The doctor: what is wrong with an installation, and why one event is not delivered yet.
 //!
-//! It says what it knows, and how sure it is: where an event goes is known only once it has failed
-//! there, or when there is one destination.
+//! It says what it knows, and how sure it is: where an event goes is known from the routes. Without them
+//! it is known once the event has failed there, or when there is one destination.
 
 mod words;
 
