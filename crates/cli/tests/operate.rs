@@ -519,18 +519,58 @@ fn resume_explains_itself_in_its_own_words() {
     }
 }
 
+/// What `config check` notes of these routes, with which nothing is wrong.
+fn noted(folder: &Folder, routes: &str) -> String {
+    let toml =
+        format!("[outbox]\nurl = \"sqlite:a.db\"\n[destinations.a]\nurl = \"log\"\n{routes}\n");
+    std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
+    let mut command = command::command(&["config", "check"]);
+    let output = command.current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stderr(&output)
+}
+
+#[test]
+fn topics_that_leave_events_out_are_noted() {
+    let folder = Folder::new();
+    for (route, notes) in [
+        (
+            "topic = \"{tenant}.{aggregate_id}.{header.region}\"",
+            &["needs {tenant}", "needs {aggregate_id}", "needs {header.region}"][..],
+        ),
+        ("topic = \"{aggregate_type}.{event_type}.{schema_version}\"", &[]),
+        ("tenant = \"*\"\nheader = { region = \"*\" }\ntopic = \"{tenant}.{header.region}\"", &[]),
+        ("topics = { Order = \"orders\" }\ntopic = \"rest\"", &[]),
+        ("topics = { Order = \"orders\" }", &["an event of another one is dead at once"]),
+        ("aggregate_type = \"Order\"\ntopics = { Order = \"orders\" }", &[]),
+        (
+            "aggregate_type = \"Order*\"\ntopics = { OrderLine = \"lines\", Invoice = \"bills\" }\n\
+             topic = \"rest\"",
+            &["routes[1].topics.Invoice is never used; the route takes aggregate type \"Order*\""],
+        ),
+        (
+            "topics = { \"Order*\" = \"orders\" }\ntopic = \"rest\"",
+            &["routes[1].topics.Order* is no pattern"],
+        ),
+        (
+            "topics = { Order = \"orders.{tenant}\" }\ntopic = \"rest\"",
+            &["\"orders.{tenant}\" as it stands"],
+        ),
+    ] {
+        // The last route takes what the first leaves: of routes nothing is to be noted.
+        let routes = format!("[[routes]]\nevent_type = \"E*\"\n{route}\n[[routes]]\nto = \"a\"");
+        let said = noted(&folder, &routes);
+        assert_eq!(said.lines().count(), notes.len(), "{route}: {said}");
+        for note in notes {
+            assert!(said.contains(note), "{route}: {said}");
+        }
+    }
+}
+
 #[test]
 fn routes_that_leave_events_out_are_noted() {
     let folder = Folder::new();
-    let check = |routes: &str| {
-        let toml =
-            format!("[outbox]\nurl = \"sqlite:a.db\"\n[destinations.a]\nurl = \"log\"\n{routes}\n");
-        std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
-        let mut command = command::command(&["config", "check"]);
-        let output = command.current_dir(folder.path()).output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        stderr(&output)
-    };
+    let check = |routes: &str| noted(&folder, routes);
     let note = check("[[routes]]\nevent_type = \"Order*\"");
     assert!(note.contains("note: outbox outbox_event: no route takes every event"), "{note}");
     assert_eq!(check("[[routes]]\nevent_type = \"Order*\"\n[[routes]]\nto = \"a\""), "");

@@ -7,6 +7,7 @@ use posthaste::{
 };
 use posthaste_admin::Admin;
 
+use super::topics;
 use crate::{
     config::{OutboxSettings, RouteSettings, Settings},
     destination,
@@ -127,7 +128,8 @@ fn built(number: usize, settings: &RouteSettings, to: &str) -> Result<Route> {
     }
 }
 
-/// What an operator should know of settings that work: which outboxes have no route that takes every event.
+/// What an operator should know of settings that work: which outboxes have no route that takes every event,
+/// and which topics leave events out.
 pub(crate) fn build_notes(settings: &Settings) -> Vec<String> {
     let names = settings.destination_names();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -141,7 +143,7 @@ pub(crate) fn build_notes(settings: &Settings) -> Vec<String> {
             )
         })
     };
-    settings.outboxes.iter().filter_map(note).collect()
+    settings.outboxes.iter().filter_map(note).chain(topics::notes(settings)).collect()
 }
 
 /// What a relay would refuse of these settings, without a database: on one in memory, which it is

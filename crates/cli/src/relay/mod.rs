@@ -2,6 +2,8 @@
 
 mod flags;
 
+mod topics;
+
 mod build;
 
 use std::{sync::Arc, time::Duration};
