@@ -531,6 +531,23 @@ fn noted(folder: &Folder, routes: &str) -> String {
 }
 
 #[test]
+fn a_password_that_is_missing_hides_no_mistake_in_the_routes() {
+    let folder = Folder::new();
+    let toml = "[outbox]\nurl = \"sqlite:a.db\"\n[destinations.a]\nurl = \"nats://${NO_SUCH}@h\"\n\
+                [destinations.b]\nurl = \"log\"\n[[routes]]\nevent_type = \"A\"\nto = \"a\"\n\
+                [[routes]]\nto = \"c\"\n";
+    std::fs::write(folder.join("posthaste.toml"), toml).unwrap();
+    let mut command = command::command(&["config", "check"]);
+    let output = command.current_dir(folder.path()).output().unwrap();
+    let said = stderr(&output);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("NO_SUCH is not set"), "{said}");
+    assert!(said.contains("routes[2].to \"c\" is no destination; there are a, b"), "{said}");
+    // The route to the destination itself is well.
+    assert!(said.contains("(2 problems in posthaste.toml)"), "{said}");
+}
+
+#[test]
 fn topics_that_leave_events_out_are_noted() {
     let folder = Folder::new();
     for (route, notes) in [

@@ -48,6 +48,9 @@ async fn check(settings: &Settings) -> Result<()> {
     if problems.is_empty() {
         // What only a relay would find: transports and routes that cannot be.
         problems.extend(crate::relay::build_problems(settings).await);
+    } else if settings.refuse(&["outbox", "outboxes", "routes"]).is_ok() {
+        // A password that is missing here hides no mistake in the routes.
+        problems.extend(crate::relay::route_problems(settings));
     }
     let place = settings
         .file

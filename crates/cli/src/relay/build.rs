@@ -146,6 +146,24 @@ pub(crate) fn build_notes(settings: &Settings) -> Vec<String> {
     settings.outboxes.iter().filter_map(note).chain(topics::notes(settings)).collect()
 }
 
+/// What is wrong with the routes alone: also where a destination's URL cannot be read.
+pub(crate) fn route_problems(settings: &Settings) -> Vec<String> {
+    let names = settings.destination_names();
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut problems = Vec::new();
+    for outbox in &settings.outboxes {
+        let Err(error) = routes(settings, outbox, &names) else { continue };
+        let problem = error.to_string();
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    problems
+}
+
 /// What a relay would refuse of these settings, without a database: on one in memory, which it is
 /// not asked to open.
 pub(crate) async fn build_problems(settings: &Settings) -> Vec<String> {

@@ -16,7 +16,7 @@ use posthaste::{
 };
 use posthaste_admin::AdminOutbox;
 
-pub(crate) use self::build::{build_notes, build_problems, routes};
+pub(crate) use self::build::{build_notes, build_problems, route_problems, routes};
 use self::flags::RelayFlags;
 use crate::{
     args::OutboxArgs,
