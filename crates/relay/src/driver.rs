@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     clock::Clock,
@@ -414,6 +414,10 @@ impl Driver {
                 }
                 Some(events) = self.wires.hot.recv(), if takes_hot => {
                     self.hot(events);
+                    // It is asked at once: all else is looked at while the database answers.
+                    if let Some(Some(done)) = self.hot_reads.next().now_or_never() {
+                        self.receive(Ok(done))?;
+                    }
                 }
                 () = self.wires.wake.notified(), if self.stopping.is_none() => {
                     self.source.wake();
