@@ -6,6 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use posthaste::transports::log::visible;
 use serde_json::{Map, Value};
 use tracing::{
     Event, Subscriber,
@@ -13,7 +14,11 @@ use tracing::{
 };
 use tracing_subscriber::{
     EnvFilter,
-    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    field::{RecordFields, VisitOutput as _},
+    fmt::{
+        FmtContext, FormatEvent, FormatFields, SubscriberBuilder,
+        format::{DefaultFields, DefaultVisitor, Format, Writer},
+    },
     layer::SubscriberExt,
     registry::LookupSpan,
     util::SubscriberInitExt,
@@ -37,7 +42,7 @@ pub(crate) fn to_stderr(level: &str, settings: Option<&LogSettings>) {
             lines.with(otlp::layer()).try_init()
         }
         LogLines::Text => {
-            let lines = builder.with_ansi(stderr().is_terminal()).finish();
+            let lines = text_lines(builder, stderr().is_terminal()).finish();
             lines.with(otlp::layer()).try_init()
         }
     };
@@ -49,6 +54,43 @@ fn quieted(level: &str) -> String {
         return "info,async_nats=warn,lapin=warn,redis=warn,rumqttc=warn".to_owned();
     }
     level.to_owned()
+}
+
+/// One line for people.
+fn text_lines<F, W>(
+    builder: SubscriberBuilder<DefaultFields, Format, F, W>,
+    ansi: bool,
+) -> SubscriberBuilder<VisibleFields, Format, F, W> {
+    builder.fmt_fields(VisibleFields).with_ansi(ansi)
+}
+
+/// The usual fields, with control characters of their values as escapes. A topic, or an error that quotes a
+/// broker, must not start a line of its own, nor speak to the terminal.
+struct VisibleFields;
+
+impl<'a> FormatFields<'a> for VisibleFields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'a>, fields: R) -> fmt::Result {
+        let mut visitor = VisibleVisitor(DefaultVisitor::new(writer, true));
+        fields.record(&mut visitor);
+        visitor.0.finish()
+    }
+}
+
+struct VisibleVisitor<'a>(DefaultVisitor<'a>);
+
+impl Visit for VisibleVisitor<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let text = format!("{value:?}");
+        self.0.record_debug(field, &format_args!("{}", visible(&text)));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.record_debug(field, &format_args!("{value}"));
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
 }
 
 /// One JSON object a line: `time`, `level`, `target`, `message` and the fields.
@@ -113,5 +155,61 @@ impl Visit for Fields {
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.add(field, value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Log(Mutex<Vec<u8>>);
+
+    impl io::Write for &Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The text lines of a failure in which every value would speak to the terminal.
+    fn forged(ansi: bool) -> String {
+        let log = Arc::new(Log::default());
+        let builder = tracing_subscriber::fmt().with_writer(Arc::clone(&log));
+        tracing::subscriber::with_default(text_lines(builder, ansi).finish(), || {
+            let told = "told\n2026-01-01 ERROR forged\r\u{1b}]52;c;eA==\u{7}\u{9b}31m";
+            let _in = tracing::error_span!("publish", topic = %told).entered();
+            tracing::error!(quoted = told, error = %told, "dead: {told}");
+        });
+        let bytes = log.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_value_neither_starts_a_line_nor_speaks_to_the_terminal() {
+        let text = forged(false);
+        let shown = r"told\n2026-01-01 ERROR forged\r\u{1b}]52;c;eA==\u{7}\u{9b}31m";
+        for field in ["topic=", "quoted=\"", "error=", "dead: "] {
+            assert!(text.contains(&format!("{field}{shown}")), "{field} {text}");
+        }
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(!line.contains(char::is_control), "{text:?}");
+    }
+
+    #[test]
+    fn a_terminal_gets_the_colours_of_the_line_and_none_of_its_values() {
+        let text = forged(true);
+        assert!(text.contains("\u{1b}[3merror\u{1b}[0m"), "{text:?}");
+        assert!(!text.contains("\u{1b}]") && !text.contains('\u{9b}'), "{text:?}");
+        assert_eq!(text.lines().count(), 1, "{text:?}");
     }
 }

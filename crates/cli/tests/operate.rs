@@ -661,19 +661,28 @@ async fn an_event_does_not_speak_to_the_terminal() {
     let url = folder.migrated();
     let pool = SqlitePool::connect(&url).await.unwrap();
     let escape = "\u{1b}]52;c;eA==\u{7}\n#2 forged\r\u{9b}31m";
-    let outbox = Outbox::new("outbox_event".parse().unwrap());
-    let event = Event::builder(format!("Type{escape}"))
-        .aggregate(format!("Order{escape}"), format!("7{escape}"))
-        .tenant(format!("acme{escape}"))
-        .header("note", escape)
-        .bytes("text/plain", escape.as_bytes().to_vec())
-        .build()
-        .unwrap();
-    let id = event.id().to_string();
-    let mut tx = outbox.begin(&pool).await.unwrap();
-    outbox.enqueue(&mut tx, event).await.unwrap();
-    tx.commit().await.unwrap();
-    pool.close().await;
+    let enqueue = async || {
+        let outbox = Outbox::new("outbox_event".parse().unwrap());
+        let event = Event::builder(format!("Type{escape}"))
+            .aggregate(format!("Order{escape}"), format!("7{escape}"))
+            .tenant(format!("acme{escape}"))
+            .header("note", escape)
+            .bytes("text/plain", escape.as_bytes().to_vec())
+            .build()
+            .unwrap();
+        let id = event.id().to_string();
+        let mut tx = outbox.begin(&pool).await.unwrap();
+        outbox.enqueue(&mut tx, event).await.unwrap();
+        tx.commit().await.unwrap();
+        id
+    };
+    let is_tame = |args: &[&str], said: &str| {
+        assert!(said.contains("52;c") || args[0] == "status", "{args:?}: {said}");
+        let obeyed: Vec<char> = said.chars().filter(|c| c.is_control() && *c != '\n').collect();
+        assert!(obeyed.is_empty(), "{args:?}: {said:?}");
+        assert!(!said.lines().any(|line| line.starts_with("#2 forged")), "{args:?}: {said}");
+    };
+    let id = enqueue().await;
     for args in [
         &["events", "list"][..],
         &["events", "list", "--json"],
@@ -683,12 +692,15 @@ async fn an_event_does_not_speak_to_the_terminal() {
         &["status", "--json"],
         &["relay", "--once", "--to", "log", "--payload"],
     ] {
-        let said = command::succeed(&[args, &["--url", &url]].concat());
-        assert!(said.contains("52;c") || args[0] == "status", "{args:?}: {said}");
-        let obeyed: Vec<char> = said.chars().filter(|c| c.is_control() && *c != '\n').collect();
-        assert!(obeyed.is_empty(), "{args:?}: {said:?}");
-        assert!(!said.lines().any(|line| line.starts_with("#2 forged")), "{args:?}: {said}");
+        is_tame(args, &command::succeed(&[args, &["--url", &url]].concat()));
     }
+    // Nor does what the log says of one that is dead.
+    enqueue().await;
+    pool.close().await;
+    let args = ["relay", "--once", "--to", "log", "--topic", "{header.none}", "--url", &url];
+    let said = stderr(&command::posthaste(&args));
+    assert!(said.contains("given up on"), "{said}");
+    is_tame(&args, &said);
 }
 
 /// Events behind a dead one of a parked key are new and not due.
