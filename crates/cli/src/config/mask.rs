@@ -44,22 +44,57 @@ const PLAIN: [&str; 34] = [
 /// What stands before the name of a parameter of ours in a webhook's URL; all others are the receiver's.
 const OWN: &str = "posthaste.";
 
-/// A URL without passwords, user-defined parameters and, of a webhook, without its path.
+/// Databases and destinations. Of any other scheme nobody knows where a secret stands, and a typing error makes
+/// another scheme.
+const SCHEMES: [&str; 18] = [
+    "postgres",
+    "postgresql",
+    "mysql",
+    "mariadb",
+    "nats",
+    "tls",
+    "kafka",
+    "kafka+ssl",
+    "pulsar",
+    "pulsar+ssl",
+    "amqp",
+    "amqps",
+    "redis",
+    "rediss",
+    "mqtt",
+    "mqtts",
+    "http",
+    "https",
+];
+
+/// A URL without passwords, user-defined parameters and, of a webhook, without its path. Nothing of a URL that
+/// is not understood.
 pub(crate) fn masked(text: &str) -> String {
     if matches!(text, "log") {
         return text.to_owned();
     }
+    if let Some(file) = text.strip_prefix("sqlite:") {
+        let (file, parameters) = split(file);
+        return if text.contains(['@', '#']) {
+            format!("sqlite:{STARS}")
+        } else {
+            with(format!("sqlite:{file}"), "", parameters)
+        };
+    }
     let Some((scheme, rest)) = text.split_once("://") else {
-        let is_file = text.starts_with("sqlite:");
-        let (address, parameters) = split(text);
-        return if is_file { with(address.to_owned(), "", parameters) } else { STARS.to_owned() };
+        return STARS.to_owned();
+    };
+    let Some(scheme) = SCHEMES.into_iter().find(|known| known.eq_ignore_ascii_case(scheme)) else {
+        return STARS.to_owned();
     };
     let (address, parameters) = split(rest);
-    // A question mark that nobody encoded may stand in the password: then all up to the last `@` is secret.
-    if parameters.is_some_and(|parameters| parameters.contains('@')) {
-        return format!("{scheme}://{STARS}");
+    // A question mark or a hash that nobody encoded may stand in the password: then all up to the last `@` is
+    // secret. No URL of ours has a fragment.
+    let cut = rest.contains('#') || parameters.is_some_and(|text| text.contains('@'));
+    match without_password(scheme, address) {
+        Some(address) if !cut => with(format!("{scheme}://{address}"), scheme, parameters),
+        _ => format!("{scheme}://{STARS}"),
     }
-    with(format!("{scheme}://{}", without_password(scheme, address)), scheme, parameters)
 }
 
 fn split(text: &str) -> (&str, Option<&str>) {
@@ -76,7 +111,8 @@ fn with(shown: String, scheme: &str, parameters: Option<&str>) -> String {
     format!("{shown}?{}", parameters.join("&"))
 }
 
-fn without_password(scheme: &str, rest: &str) -> String {
+/// `None` when it names no hosts: what stands in their place may be a login without its `@`.
+fn without_password(scheme: &str, rest: &str) -> Option<String> {
     let (authority, path) = match rest.split_once('/') {
         Some((authority, path)) => (authority, Some(path)),
         None => (rest, None),
@@ -89,18 +125,37 @@ fn without_password(scheme: &str, rest: &str) -> String {
         },
         None => (None, authority, path),
     };
+    if !host.split(',').all(is_host) {
+        return None;
+    }
+    let webhook = scheme.starts_with("http");
     let login = match login.map(|login| login.split_once(':')) {
         None => String::new(),
-        Some(Some((user, _))) => format!("{user}:{STARS}@"),
+        Some(Some((user, _))) if !webhook => format!("{user}:{STARS}@"),
         // Some services take a token as the name of the user.
-        Some(None) => format!("{STARS}@"),
+        Some(_) => format!("{STARS}@"),
     };
     let path = match path {
         None => String::new(),
-        Some(path) if scheme.starts_with("http") && !path.is_empty() => format!("/{STARS}"),
+        Some(path) if webhook && !path.is_empty() => format!("/{STARS}"),
         Some(path) => format!("/{path}"),
     };
-    format!("{login}{host}{path}")
+    Some(format!("{login}{host}{path}"))
+}
+
+/// A name or address, and a port; or nothing, as before the path of a socket.
+fn is_host(text: &str) -> bool {
+    let (name, port) = match text.rsplit_once(':') {
+        // An IPv6 address without a port ends with its bracket.
+        Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
+        _ => (text, None),
+    };
+    let plain = |c: char| c.is_alphanumeric() || "-._%".contains(c);
+    let is_name = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(address) => address.chars().all(|c| plain(c) || c == ':'),
+        None => name.chars().all(plain),
+    };
+    is_name && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
 /// `theirs`: it stands in a webhook's URL, where the receiver's parameters can be secrets by their names alone.
@@ -150,8 +205,35 @@ mod tests {
             ("sqlite:app.db?key=s3cret", "sqlite:app.db?key=***"),
             ("a plain token", "***"),
             ("log", "log"),
+            ("HTTPS://user:pw@hooks.example/T0/x?key=s3cret", "https://***@hooks.example/***?***"),
+            ("Postgres://u:pw@h/db", "postgres://u:***@h/db"),
+            ("htps://user:pw@hooks.example/T0/x", "***"),
+            ("slack://T0/B0/x", "***"),
+            (" https://hooks.example/T0/x", "***"),
+            ("https://hooks.example/T0/x#s3cret", "https://***"),
+            ("nats://h:4222#s3cret", "nats://***"),
+            ("kafka://h?name=n#s3cret", "kafka://***"),
+            ("sqlite:app.db?mode=rwc#s3cret", "sqlite:***"),
+            ("sqlite://u:pw@h/db", "sqlite:***"),
+            ("postgres://u:s3cret", "postgres://***"),
+            ("nats://h,u:s3cret/x", "nats://***"),
+            ("nats://a:4222,b:4222", "nats://a:4222,b:4222"),
+            ("amqp://[::1]:5672/orders", "amqp://[::1]:5672/orders"),
+            ("postgres:///db?host=/run/postgresql", "postgres:///db?host=/run/postgresql"),
         ] {
             assert_eq!(masked(text), shown);
+        }
+    }
+
+    #[test]
+    fn every_destination_is_shown() {
+        let error = posthaste::transports::open("none").err().unwrap().to_string();
+        let words = error.split([' ', ',']);
+        let schemes: Vec<&str> = words.filter_map(|word| word.strip_suffix("://")).collect();
+        assert!(schemes.contains(&"https"), "{error}");
+        for scheme in schemes {
+            let url = format!("{scheme}://h:1");
+            assert_eq!(masked(&url), url);
         }
     }
 }
