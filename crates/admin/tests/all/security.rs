@@ -2,10 +2,13 @@
 
 use posthaste_admin::Role;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use crate::{
     on_both,
-    support::{OPERATOR, Reply, SECRET, Served, Server, TestDatabase, VIEWER, loopback, token},
+    support::{
+        OPERATOR, Reply, SECRET, Served, Server, TestDatabase, VIEWER, exchange, loopback, token,
+    },
 };
 
 on_both!(
@@ -207,6 +210,16 @@ where
         tells_nothing(&reply);
         let page = served.server.ask("GET", "//", &[("Host", host)], "").await;
         assert!(matches!(page.status, 400 | 403), "{host}: {page:?}");
+    }
+    // Nor is a request that names no host, as HTTP/1.0 allows.
+    for version in ["HTTP/1.0", "HTTP/1.1"] {
+        for path in ["/", "/api/v1/outboxes", "http://localhost/api/v1/outboxes"] {
+            let stream = TcpStream::connect(served.server.address).await.unwrap();
+            let request = format!("GET {path} {version}\r\nConnection: close\r\n\r\n");
+            let reply = exchange(stream, &request).await;
+            tells_nothing(&reply);
+            assert_eq!(reply.problem(400), "the request names no host", "{version} {path}");
+        }
     }
     for host in [format!("localhost:{port}"), format!("[::1]:{port}"), "127.0.0.1".to_owned()] {
         served.server.ask("GET", "/outboxes", &[("Host", &host)], "").await.json();
