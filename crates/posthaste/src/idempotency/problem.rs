@@ -59,7 +59,7 @@ impl Problem {
     pub(super) fn nobody() -> Self {
         let title = "Nobody to whom the Idempotency-Key belongs";
         Self::new(StatusCode::FORBIDDEN, "no-scope", title)
-            .detail("The request names no tenant or principal.")
+            .detail("The request names no principal.")
     }
 
     pub(super) fn request_too_large(limit: usize) -> Self {

@@ -118,7 +118,7 @@ create table if not exists {inbox} (
 
 -- One Idempotency-Key of one caller a row. No status: the request is running, or died.
 create table if not exists {idempotency} (
-    -- whose key it is: a tenant or a principal
+    -- whose key it is: the principal, or tenant and principal
     scope varbinary(400) not null,
     idempotency_key varbinary(255) not null,
     -- SHA-256 of method, path and body

@@ -170,7 +170,7 @@ create index if not exists {bare}_inbox_idx on {inbox} (received_at);
 
 -- One Idempotency-Key of one caller a row. No status: the request is running, or died.
 create table if not exists {idempotency} (
-    -- Whose key it is: a tenant or a principal.
+    -- Whose key it is: the principal, or tenant and principal.
     scope varchar(100) collate "C" not null,
     idempotency_key varchar(255) collate "C" not null,
     -- SHA-256 of method, path and body.
