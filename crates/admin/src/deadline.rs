@@ -13,17 +13,19 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Fails when what was written is not taken within the limit.
-pub(crate) struct WriteDeadline<S> {
+/// Fails when what was written is not taken within the limit. Tells when it is.
+pub(crate) struct WriteDeadline<S, F> {
     stream: S,
     limit: Duration,
+    /// Called with every flush that is complete, also of nothing.
+    flushed: F,
     /// Runs from the first byte that had to wait until everything is flushed.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> WriteDeadline<S> {
-    pub(crate) fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, limit, waiting: None }
+impl<S, F> WriteDeadline<S, F> {
+    pub(crate) fn new(stream: S, limit: Duration, flushed: F) -> Self {
+        Self { stream, limit, flushed, waiting: None }
     }
 
     fn in_time<T>(
@@ -41,7 +43,7 @@ impl<S> WriteDeadline<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for WriteDeadline<S> {
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for WriteDeadline<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -51,7 +53,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteDeadline<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for WriteDeadline<S> {
+impl<S: AsyncWrite + Unpin, F: Fn() + Unpin> AsyncWrite for WriteDeadline<S, F> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -79,6 +81,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteDeadline<S> {
         if flushed.is_ready() {
             self.waiting = None;
         }
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            (self.flushed)();
+        }
         self.in_time(flushed, context)
     }
 
@@ -97,12 +102,12 @@ mod tests {
     #[tokio::test]
     async fn what_nobody_reads_fails_and_what_is_read_does_not() {
         let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut stream = WriteDeadline::new(ours, Duration::from_millis(50));
+        let mut stream = WriteDeadline::new(ours, Duration::from_millis(50), || ());
         let error = stream.write_all(&[1; 20]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
 
         let (ours, mut reads) = tokio::io::duplex(8);
-        let mut stream = WriteDeadline::new(ours, Duration::from_mins(1));
+        let mut stream = WriteDeadline::new(ours, Duration::from_mins(1), || ());
         let reader = tokio::spawn(async move {
             let mut read = vec![0; 20];
             reads.read_exact(&mut read).await.map(|_| read)

@@ -19,6 +19,8 @@ mod connection;
 
 mod deadline;
 
+mod peers;
+
 mod tls;
 
 mod guard;
