@@ -138,7 +138,7 @@ impl<C> Apart<C> {
             let events: Vec<&Envelope> = first.iter().map(|place| &batch[*place]).collect();
             let sent = transport.send(&live, &events, deadline).await;
             if sent.replace {
-                shared.lost(&live).await;
+                shared.lost(&live);
             }
             if let ([Some(Outcome::Retry { .. })], Some(_)) = (&sent.outcomes[..], &sent.broke) {
                 self.remember(events[0]);
@@ -317,7 +317,7 @@ impl<C> Trial<'_, C> {
             let events: Vec<&Envelope> = group.iter().map(|place| &self.batch[*place]).collect();
             let sent = transport.send(&live, &events, until).await;
             if sent.replace {
-                place.lost(&live).await;
+                place.lost(&live);
             }
             self.note(&group, sent);
         }

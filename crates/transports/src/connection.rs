@@ -2,14 +2,14 @@
 //!
 //! Whoever comes while a connection is being made waits for it. After a failure the next try waits,
 //! longer each time; whoever comes before gets the last error at once, so that an outage costs
-//! neither time nor a storm of connections.
+//! neither time nor a storm of connections. Whoever says that a connection is lost waits for nobody.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use tokio::{sync::Mutex, time::timeout_at};
+use tokio::time::timeout_at;
 
 /// Pause after the first failure; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -18,12 +18,16 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Connection<C> {
-    state: Mutex<State<C>>,
+    /// Whoever connects puts it here, whoever finds it broken takes it away. Never locked over an await.
+    live: Mutex<Option<Arc<C>>>,
+    /// Held by whoever connects.
+    tries: tokio::sync::Mutex<Tries>,
     timeout: Duration,
 }
 
-struct State<C> {
-    live: Option<Arc<C>>,
+/// Failures since a connection was made.
+#[derive(Default)]
+struct Tries {
     failures: u32,
     failed: Option<(Instant, String)>,
 }
@@ -32,8 +36,7 @@ impl<C> Connection<C> {
     /// Not connected yet. A connection that takes longer than `timeout` has failed; that is also the longest
     /// that anybody waits here, for the tries of others and for an own one.
     pub(crate) fn new(timeout: Duration) -> Self {
-        let state = State { live: None, failures: 0, failed: None };
-        Self { state: Mutex::new(state), timeout }
+        Self { live: Mutex::default(), tries: tokio::sync::Mutex::default(), timeout }
     }
 
     /// The connection, made by `connect` when there is none. The error says what is wrong without
@@ -48,22 +51,22 @@ impl<C> Connection<C> {
     /// The same, for clients that tell whether a connection has broken meanwhile.
     pub(crate) async fn live(
         &self,
-        is_alive: impl FnOnce(&C) -> bool,
+        is_alive: impl Fn(&C) -> bool,
         connect: impl AsyncFnOnce() -> Result<C, String>,
     ) -> Result<Arc<C>, String> {
+        if let Some(live) = self.known(&is_alive) {
+            return Ok(live);
+        }
         let late = || format!("no connection within {:?}", self.timeout);
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let Ok(mut state) = timeout_at(deadline, self.state.lock()).await else {
+        let Ok(mut tries) = timeout_at(deadline, self.tries.lock()).await else {
             return Err(late());
         };
-        if let Some(live) = &state.live {
-            if is_alive(live) {
-                return Ok(Arc::clone(live));
-            }
-            state.live = None;
+        if let Some(live) = self.known(&is_alive) {
+            return Ok(live);
         }
-        if let Some((at, error)) = &state.failed {
-            let pause = (FIRST_PAUSE * 2u32.saturating_pow(state.failures - 1)).min(LONGEST_PAUSE);
+        if let Some((at, error)) = &tries.failed {
+            let pause = (FIRST_PAUSE * 2u32.saturating_pow(tries.failures - 1)).min(LONGEST_PAUSE);
             if at.elapsed() < pause {
                 return Err(error.clone());
             }
@@ -72,23 +75,32 @@ impl<C> Connection<C> {
         match connected {
             Ok(connection) => {
                 let connection = Arc::new(connection);
-                *state = State { live: Some(Arc::clone(&connection)), failures: 0, failed: None };
+                *tries = Tries::default();
+                *self.place() = Some(Arc::clone(&connection));
                 Ok(connection)
             }
             Err(error) => {
-                state.failures = (state.failures + 1).min(16);
-                state.failed = Some((Instant::now(), error.clone()));
+                tries.failures = (tries.failures + 1).min(16);
+                tries.failed = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }
     }
 
     /// This connection is broken: the next publish makes another one.
-    pub(crate) async fn lost(&self, broken: &Arc<C>) {
-        let mut state = self.state.lock().await;
-        if state.live.as_ref().is_some_and(|live| Arc::ptr_eq(live, broken)) {
-            state.live = None;
-        }
+    pub(crate) fn lost(&self, broken: &Arc<C>) {
+        self.place().take_if(|live| Arc::ptr_eq(live, broken));
+    }
+
+    /// The connection that is there, unless it has broken.
+    fn known(&self, is_alive: &impl Fn(&C) -> bool) -> Option<Arc<C>> {
+        let mut place = self.place();
+        place.take_if(|live| !is_alive(live));
+        place.clone()
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Arc<C>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,11 +156,23 @@ mod tests {
     async fn a_broken_connection_is_replaced_once() {
         let connection = Connection::new(Duration::from_secs(5));
         let first = connection.get(async || Ok(1)).await.unwrap();
-        connection.lost(&first).await;
+        connection.lost(&first);
         let second = connection.get(async || Ok(2)).await.unwrap();
-        connection.lost(&first).await;
+        connection.lost(&first);
         let third = connection.get(async || Ok(3)).await.unwrap();
         assert_eq!((*second, *third), (2, 2), "the second was not the broken one");
+    }
+
+    #[tokio::test]
+    async fn a_loss_is_noted_at_once_while_another_connection_is_being_made() {
+        let connection = Connection::new(Duration::from_secs(5));
+        let first = connection.get(async || Ok(1)).await.unwrap();
+        let silent = connection.live(|_| false, async || std::future::pending().await);
+        tokio::select! {
+            biased;
+            made = silent => panic!("{made:?}"),
+            () = async { connection.lost(&first) } => {}
+        }
     }
 
     #[tokio::test(start_paused = true)]

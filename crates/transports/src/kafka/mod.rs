@@ -382,7 +382,7 @@ impl Transport for Kafka {
             live.forget();
         }
         if !live.is_alive() {
-            self.connection.lost(&live).await;
+            self.connection.lost(&live);
         }
         outcomes
     }

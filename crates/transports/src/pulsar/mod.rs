@@ -268,7 +268,7 @@ impl Transport for Pulsar {
             Err(_) => None,
         };
         // What came may be the end of an old connection.
-        self.connection.lost(&live).await;
+        self.connection.lost(&live);
         Err(unavailable(match error {
             Some(Fault::Server(kind)) => format!(
                 "Pulsar at {place} does not tell who serves {namespace} ({})",
@@ -306,7 +306,7 @@ impl Transport for Pulsar {
         }
         let late = results.iter().any(|sent| matches!(sent, Sent::Late));
         if late || results.iter().any(|sent| matches!(sent, Sent::Lost)) {
-            self.connection.lost(&live).await;
+            self.connection.lost(&live);
         }
         let there = !late || self.is_there().await;
         let outcomes = results.into_iter().map(|sent| match sent {

@@ -370,7 +370,7 @@ impl Transport for RabbitMq {
             Ok(Err(error)) => {
                 let broken = Broken::from(error);
                 if let Broken::Connection(_) = broken {
-                    self.connection.lost(&link).await;
+                    self.connection.lost(&link);
                 }
                 return Err(match self.unanswered(&link, &broken) {
                     Outcome::Unavailable { error, .. }

@@ -381,7 +381,7 @@ impl Transport for Redis {
             Ok(found) => Ok(found),
             Err(error) => {
                 // It may have broken while nobody used it.
-                self.connection.lost(&live).await;
+                self.connection.lost(&live);
                 Err(unavailable(error))
             }
         }
