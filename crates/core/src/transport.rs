@@ -20,8 +20,8 @@ use crate::{Envelope, Result};
 ///   them has to be stopped when the future is dropped.
 ///
 /// A transport whose publishes share a connection finds the event over which the server ends it: that one
-/// is a retry, and the others of the batch are delivered. While the server is not there, all are
-/// unavailable.
+/// is a retry, and the others of the batch are delivered. Until the server has taken another event it may
+/// be the server: then it is [`Outcome::TimedOut`]. While the server is not there, all are unavailable.
 ///
 /// Different batches may be published side by side; the relay never has two events of one
 /// ordering key under way, unless [`Acceptance`] proves that this is safe. A panic is caught and

@@ -6,24 +6,39 @@
 //!                                     │ over a connection of its own
 //!                                     ├─ taken ──────────────────────────────────► delivered
 //!                                     ├─ that broke, too: in four parts, one after the other
-//!                                     └─ one event alone, and the server is there: a retry of that event
+//!                                     └─ one event alone ──┬─ others are taken ──► a retry of that event
+//!                                                          └─ nothing is ────────► undecided: timed out
 //! ```
 //!
 //! What is tried apart disturbs nobody: other publishes go on over the shared connection. An event
 //! that was found goes alone from the start when it comes again.
 //!
+//! # Whose fault it is
+//!
+//! A server can let everybody in and hang up on every event, as a proxy does before one that is down. So an
+//! event that breaks its connection alone is to blame only once the server has taken another event, on a
+//! connection that was made after the break which brought this one here, in this publish or in another. What
+//! an older connection takes says nothing of new ones. Until then nobody knows: the event is told as
+//! [`Outcome::TimedOut`], which the relay counts against the destination as long as that takes nothing. An
+//! event that was found to blame stays so, also with nobody else around, until it is taken.
+//!
+//! Such events may lie side by side. When four broke their connections, one after the other, four that lie
+//! far from them go next: one that is taken clears the server.
+//!
 //! # When things fail
 //!
 //! - The server has gone: no connection can be made, and what is left is unavailable. No event is
 //!   accused before another connection could be made after the one that it broke.
-//! - It is not the events: after eight of them, one after the other, the rest is unavailable, and the
-//!   relay sees an outage.
+//! - It is not the events: after eight of them, one after the other, nobody is to blame and all that is left is
+//!   unavailable, and the relay sees an outage. Where others were taken before these, after 32.
+//! - An outage begins while events are tried and others were taken: up to 31 that are tried last are blamed for
+//!   it, once.
 //! - Time is up: what was not tried comes again, and no attempt is counted.
 
 use std::{
-    collections::{BTreeSet, HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{self, Duration},
 };
 
 use posthaste_core::{Envelope, transport::Outcome};
@@ -44,6 +59,12 @@ const PARTS: usize = 4;
 /// So many events, one after the other, that end their connection or are refused alone: as the relay,
 /// which takes so many failures in a row for an outage.
 const IN_A_ROW: usize = 8;
+
+/// The same, when the server has taken others since the connection of the batch broke.
+const IN_A_ROW_BESIDE_OTHERS: usize = 32;
+
+/// So many of these may be neighbours. The next ones are taken from elsewhere.
+const NEIGHBOURS: usize = 4;
 
 /// Most events that are remembered.
 const MOST_KNOWN: usize = 1_000;
@@ -101,7 +122,18 @@ pub(crate) struct Apart<C> {
     /// Connections for those who wait for their turn; none while nobody does.
     idle: Mutex<Vec<Connection<C>>>,
     /// Events that broke a connection alone. Ids are in order of time: the oldest goes first.
-    known: Mutex<BTreeSet<u128>>,
+    known: Mutex<BTreeMap<u128, Known>>,
+    /// When the youngest connection was begun on which the server has taken an event.
+    taken: Mutex<Option<time::Instant>>,
+}
+
+/// What is known of an event that broke a connection alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// The server has taken nothing on a connection that was made after this moment.
+    Undecided(time::Instant),
+    /// The server takes others.
+    Guilty,
 }
 
 /// Places in a batch that are tried together.
@@ -111,8 +143,8 @@ impl<C> Apart<C> {
     /// With connections of its own, unless only the shared one can be had.
     pub(crate) fn new(connect_timeout: Duration, only_shared: bool) -> Self {
         let turns = Semaphore::new(if only_shared { 1 } else { CONNECTIONS });
-        let (idle, known) = (Mutex::default(), Mutex::default());
-        Self { connect_timeout, only_shared, turns, idle, known }
+        let (idle, known, taken) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { connect_timeout, only_shared, turns, idle, known, taken }
     }
 
     /// Publishes a batch over the shared connection, and apart what has to be. All of it has so much
@@ -129,6 +161,8 @@ impl<C> Apart<C> {
         let mut deadline = Instant::now() + limit;
         let mut why = String::new();
         let mut connection_lives = false;
+        let mut takes = false;
+        let mut began = time::Instant::now();
         if !first.is_empty() {
             let live = match transport.live(shared).await {
                 Ok(live) => live,
@@ -137,11 +171,13 @@ impl<C> Apart<C> {
             deadline = Instant::now() + limit;
             let events: Vec<&Envelope> = first.iter().map(|place| &batch[*place]).collect();
             let sent = transport.send(&live, &events, deadline).await;
+            takes = self.note_taken(&sent, shared, &live);
             if sent.replace {
-                shared.lost(&live);
+                // Of whoever shares it, the first has noticed it: what others have made since counts.
+                began = shared.lost(&live);
             }
             if let ([Some(Outcome::Retry { .. })], Some(_)) = (&sent.outcomes[..], &sent.broke) {
-                self.remember(events[0]);
+                self.blame(events[0]);
             }
             // What broke no more than a channel goes over another one.
             connection_lives = !sent.replace && groups.is_empty();
@@ -175,7 +211,10 @@ impl<C> Apart<C> {
                 waiting: waiting.collect(),
                 outcomes: &mut outcomes,
                 groups,
+                began,
                 accused: None,
+                undecided: Vec::new(),
+                takes,
                 in_a_row: 0,
                 guess: None,
                 in_order: true,
@@ -203,7 +242,7 @@ impl<C> Apart<C> {
         let mut keys = HashSet::new();
         for (place, envelope) in batch.iter().enumerate() {
             let key = envelope.event.ordering_key();
-            let is_known = known.contains(&envelope.event.id().as_u128());
+            let is_known = known.contains_key(&envelope.event.id().as_u128());
             let follows = key.as_ref().is_some_and(|key| keys.contains(key));
             if is_known || follows {
                 keys.extend(key);
@@ -215,24 +254,55 @@ impl<C> Apart<C> {
         (first, groups)
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeSet<u128>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u128, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False if it was known before.
-    fn remember(&self, envelope: &Envelope) -> bool {
-        let mut known = self.known();
-        let is_new = known.insert(envelope.event.id().as_u128());
-        if known.len() > MOST_KNOWN {
-            known.pop_first();
-        }
-        is_new
+    fn known_of(&self, envelope: &Envelope) -> Option<Known> {
+        self.known().get(&envelope.event.id().as_u128()).copied()
     }
 
-    /// A connection for a trial, from one that has ended.
-    fn own(&self) -> Connection<C> {
+    /// It is the event. False if that was known before.
+    fn blame(&self, envelope: &Envelope) -> bool {
+        let mut known = self.known();
+        let before = known.insert(envelope.event.id().as_u128(), Known::Guilty);
+        forget_the_oldest(&mut known);
+        before != Some(Known::Guilty)
+    }
+
+    /// It may be the server: the next connection on which that takes an event will tell.
+    fn suspect(&self, envelope: &Envelope, since: time::Instant) {
+        let mut known = self.known();
+        known.entry(envelope.event.id().as_u128()).or_insert(Known::Undecided(since));
+        forget_the_oldest(&mut known);
+    }
+
+    /// Takes note that the server has taken an event on this connection, if it has. Before that is lost.
+    fn note_taken(&self, sent: &Sent, place: &Connection<C>, live: &Arc<C>) -> bool {
+        let takes = sent.outcomes.contains(&Some(Outcome::Delivered));
+        if takes {
+            let mut taken = self.taken();
+            *taken = (*taken).max(place.begun(live));
+        }
+        takes
+    }
+
+    /// Whether the server has taken an event on a connection that was made after this moment.
+    fn has_taken_since(&self, moment: time::Instant) -> bool {
+        self.taken().is_some_and(|begun| begun >= moment)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Option<time::Instant>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection for a trial, from one that has ended. An older one than the trial would tell nothing of
+    /// the server.
+    fn own(&self, began: time::Instant) -> Connection<C> {
         let left = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        left.unwrap_or_else(|| Connection::new(self.connect_timeout))
+        let own = left.unwrap_or_else(|| Connection::new(self.connect_timeout));
+        own.renew(began);
+        own
     }
 
     /// A trial has ended.
@@ -250,6 +320,12 @@ impl<C> Apart<C> {
     }
 }
 
+fn forget_the_oldest(known: &mut BTreeMap<u128, Known>) {
+    if known.len() > MOST_KNOWN {
+        known.pop_first();
+    }
+}
+
 /// Events of a batch that are tried apart.
 struct Trial<'a, C> {
     apart: &'a Apart<C>,
@@ -259,8 +335,14 @@ struct Trial<'a, C> {
     groups: VecDeque<Group>,
     /// Keys of which an event was not taken: later ones must not pass it.
     waiting: HashSet<String>,
-    /// An event that broke its connection alone; whether the server is there is not known yet.
+    /// The connection of the batch has broken before.
+    began: time::Instant,
+    /// An event that broke its connection alone; whether another one can be made is not known yet.
     accused: Option<usize>,
+    /// Events that broke theirs alone, and why, since one was taken: another one could be made.
+    undecided: Vec<(usize, String)>,
+    /// The server has taken one of the batch: what it refuses by its word is the event's own.
+    takes: bool,
     /// The first of those without an answer, while it is tried alone.
     guess: Option<usize>,
     /// Such a guess was never wrong.
@@ -283,10 +365,11 @@ impl<C> Trial<'_, C> {
         if let Some(place) = place {
             self.try_all(transport, place, until).await;
         } else {
-            let own = self.apart.own();
+            let own = self.apart.own(self.began);
             self.try_all(transport, &own, until).await;
             self.apart.give_back(own);
         }
+        self.decide();
     }
 
     /// Until everything has its outcome, or time is up.
@@ -303,11 +386,14 @@ impl<C> Trial<'_, C> {
                 Err(_) => return,
             };
             if let Some(accused) = self.accused.take() {
-                self.convict(accused);
+                self.accuse(accused);
             }
-            if self.in_a_row >= IN_A_ROW {
+            if self.in_a_row >= self.most_in_a_row() {
                 let why = std::mem::take(&mut self.why);
                 return self.give_up(&why);
+            }
+            if self.in_a_row == NEIGHBOURS {
+                self.look_elsewhere();
             }
             let Some(group) = self.groups.pop_front() else { continue };
             let group = self.without_those_that_wait(group);
@@ -316,11 +402,47 @@ impl<C> Trial<'_, C> {
             }
             let events: Vec<&Envelope> = group.iter().map(|place| &self.batch[*place]).collect();
             let sent = transport.send(&live, &events, until).await;
+            let takes = self.apart.note_taken(&sent, place, &live);
             if sent.replace {
                 place.lost(&live);
             }
+            if takes {
+                self.takes = true;
+                self.in_a_row = 0;
+                // It was sent after these, and is taken.
+                if self.apart.has_taken_since(self.began) {
+                    self.decide();
+                }
+            }
             self.note(&group, sent);
         }
+    }
+
+    /// With so many it is not the events.
+    fn most_in_a_row(&self) -> usize {
+        if self.apart.has_taken_since(self.began) { IN_A_ROW_BESIDE_OTHERS } else { IN_A_ROW }
+    }
+
+    /// Some of those that are left go next, each alone, and the last one first.
+    fn look_elsewhere(&mut self) {
+        let mut keys = HashSet::new();
+        let mut free = Vec::new();
+        for &place in self.groups.iter().flatten() {
+            let envelope = &self.batch[place];
+            // None passes an earlier one of its key.
+            let key = envelope.event.ordering_key();
+            let first = key.is_none_or(|key| !self.waiting.contains(&key) && keys.insert(key));
+            if first && self.apart.known_of(envelope).is_none() {
+                free.push(place);
+            }
+        }
+        let count = free.len().min(NEIGHBOURS);
+        let chosen: Vec<usize> = (1..=count).map(|n| free[free.len() * n / count - 1]).collect();
+        for group in &mut self.groups {
+            group.retain(|place| !chosen.contains(place));
+        }
+        self.groups.retain(|group| !group.is_empty());
+        chosen.into_iter().for_each(|place| self.groups.push_front(vec![place]));
     }
 
     /// Behind one of its key that was not taken, an event is not tried.
@@ -342,7 +464,6 @@ impl<C> Trial<'_, C> {
             match &outcome {
                 None => under_way.push(place),
                 Some(Outcome::Delivered) => {
-                    self.in_a_row = 0;
                     self.in_order &= self.guess != Some(place);
                     self.apart.forget(&self.batch[place]);
                 }
@@ -390,28 +511,59 @@ impl<C> Trial<'_, C> {
     }
 
     /// It broke a connection that it had for itself, and another one could be made.
-    fn convict(&mut self, place: usize) {
-        self.refused(place);
-        self.outcomes[place] =
-            Some(Outcome::retry(format!("it breaks its connection: {}", self.why)));
+    fn accuse(&mut self, place: usize) {
+        if self.apart.known_of(&self.batch[place]) == Some(Known::Guilty) {
+            self.outcomes[place] = Some(breaks_its_connection(&self.why));
+        } else {
+            self.undecided.push((place, self.why.clone()));
+            self.in_a_row += 1;
+        }
     }
 
-    /// It is to blame. What was known before says nothing of the server.
+    /// The server has said so. What was known before says nothing of the server.
     fn refused(&mut self, place: usize) {
-        self.in_a_row += usize::from(self.apart.remember(&self.batch[place]));
+        let is_new = self.apart.blame(&self.batch[place]);
+        self.in_a_row += usize::from(is_new && !self.takes);
+    }
+
+    /// Says whose fault it was that these broke their connections.
+    fn decide(&mut self) {
+        for (place, why) in std::mem::take(&mut self.undecided) {
+            let envelope = &self.batch[place];
+            let since = match self.apart.known_of(envelope) {
+                Some(Known::Undecided(since)) => since,
+                Some(Known::Guilty) | None => self.began,
+            };
+            self.outcomes[place] = Some(if self.apart.has_taken_since(since) {
+                self.apart.blame(envelope);
+                breaks_its_connection(&why)
+            } else {
+                self.apart.suspect(envelope, since);
+                Outcome::timed_out(format!(
+                    "it breaks its connection, and the server has taken no other event since: {why}"
+                ))
+            });
+        }
     }
 
     /// What has no outcome yet is not to blame.
     fn give_up(&mut self, why: &str) {
+        for (place, _) in std::mem::take(&mut self.undecided) {
+            self.apart.suspect(&self.batch[place], self.began);
+        }
         for outcome in self.outcomes.iter_mut().filter(|outcome| outcome.is_none()) {
             *outcome = Some(Outcome::unavailable(why));
         }
     }
 }
 
+fn breaks_its_connection(why: &str) -> Outcome {
+    Outcome::retry(format!("it breaks its connection: {why}"))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use posthaste_core::Event;
 
@@ -422,6 +574,8 @@ mod tests {
     /// Hangs up on events of the type `Poison`.
     #[derive(Default)]
     struct Server {
+        /// It lets everybody in and hangs up on all of them.
+        is_down: AtomicBool,
         connections: AtomicUsize,
         /// With so many connections made it is gone.
         last: Option<usize>,
@@ -447,7 +601,8 @@ mod tests {
 
         async fn send(&self, (): &(), batch: &[&Envelope], _: Instant) -> Sent {
             tokio::time::sleep(self.slow).await;
-            let broke = batch.iter().any(|envelope| envelope.event.event_type() == "Poison");
+            let broke = self.is_down.load(Ordering::Relaxed)
+                || batch.iter().any(|envelope| envelope.event.event_type() == "Poison");
             let outcome = (!broke).then_some(Outcome::Delivered);
             if !broke {
                 let ids = batch.iter().filter_map(|envelope| envelope.event.aggregate_id());
@@ -469,6 +624,10 @@ mod tests {
 
     fn batch(count: usize, poisoned: &[usize]) -> Vec<Envelope> {
         (0..count).map(|n| event(n, n, poisoned.contains(&n))).collect()
+    }
+
+    fn is_undecided(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::TimedOut { .. })
     }
 
     struct Publisher {
@@ -510,7 +669,8 @@ mod tests {
     async fn an_event_that_is_known_goes_alone_and_its_key_waits() {
         let publisher = Publisher::new(Server::default());
         let poison = event(1, 7, true);
-        publisher.publish(std::slice::from_ref(&poison)).await;
+        let outcomes = publisher.publish(std::slice::from_ref(&poison)).await;
+        assert!(is_undecided(&outcomes[0]), "nobody else was taken: {outcomes:?}");
         publisher.server.taken.lock().unwrap().clear();
         let before = publisher.server.connections.load(Ordering::Relaxed);
         let others = [event(0, 7, false), poison, event(2, 7, false), event(3, 8, false)];
@@ -549,8 +709,73 @@ mod tests {
         let all: Vec<usize> = (0..100).collect();
         let publisher = Publisher::new(Server::default());
         let outcomes = publisher.publish(&batch(100, &all)).await;
-        let unavailable = Outcome::unavailable("hung up");
-        assert_eq!(outcomes.iter().filter(|outcome| **outcome == unavailable).count(), 92);
+        assert_eq!(outcomes, vec![Outcome::unavailable("hung up"); 100]);
+        // All, all apart, a quarter, … one alone, and each of eight; one more for the last of them.
+        assert!(publisher.server.connections.load(Ordering::Relaxed) <= 20);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_hangs_up_on_everything_costs_no_event_an_attempt() {
+        let server = Server { is_down: true.into(), ..Server::default() };
+        let publisher = Publisher::new(server);
+        let events = batch(3, &[]);
+        for round in 0..5 {
+            for event in &events {
+                let outcomes = publisher.publish(std::slice::from_ref(event)).await;
+                assert!(is_undecided(&outcomes[0]), "round {round}: {outcomes:?}");
+            }
+            for outcome in publisher.publish(&events).await {
+                assert!(is_undecided(&outcome), "round {round}: {outcome:?}");
+            }
+        }
+        publisher.server.is_down.store(false, Ordering::Relaxed);
+        assert_eq!(publisher.publish(&events).await, vec![Outcome::Delivered; 3]);
+    }
+
+    #[tokio::test]
+    async fn many_side_by_side_are_each_found_and_their_neighbours_are_delivered() {
+        for poisoned in [0..20, 40..60, 79..99] {
+            let poisoned: Vec<usize> = poisoned.collect();
+            let publisher = Publisher::new(Server::default());
+            let outcomes = publisher.publish(&batch(100, &poisoned)).await;
+            for (n, outcome) in outcomes.iter().enumerate() {
+                if poisoned.contains(&n) {
+                    assert_eq!(*outcome, Outcome::retry("it breaks its connection: hung up"));
+                } else {
+                    assert_eq!(*outcome, Outcome::Delivered, "event {n} beside {poisoned:?}");
+                }
+            }
+            assert_eq!(publisher.server.taken.lock().unwrap().len(), 80, "each once");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_tried_elsewhere_passes_no_earlier_one_of_its_key() {
+        let publisher = Publisher::new(Server::default());
+        // Behind the poisoned ones each key comes twice.
+        let poisons = (0..8).map(|n| event(n, 100 + n, true));
+        let others = (8..28).map(|n| event(n, n / 2, false));
+        let outcomes = publisher.publish(&poisons.chain(others).collect::<Vec<_>>()).await;
+        assert_eq!(outcomes[8..], vec![Outcome::Delivered; 20]);
+        let taken = publisher.server.taken.lock().unwrap().clone();
+        let at = |n: usize| taken.iter().position(|taken| *taken == n.to_string()).unwrap();
+        assert!((8..28).step_by(2).all(|n| at(n) < at(n + 1)), "{taken:?}");
+    }
+
+    #[tokio::test]
+    async fn what_an_older_connection_takes_clears_no_server() {
+        let publisher = Publisher::new(Server::default());
+        publisher.publish(&[event(0, 0, false)]).await;
+        let other = Connection::new(LIMIT);
+        let poison = event(1, 1, true);
+        let alone = std::slice::from_ref(&poison);
+        publisher.apart.publish(&publisher.server, &other, alone, LIMIT).await;
+        let outcomes = publisher.publish(&[event(2, 2, false), poison.clone()]).await;
+        assert!(is_undecided(&outcomes[1]), "{outcomes:?}");
+        let shared = publisher.server.live(&publisher.shared).await.unwrap();
+        publisher.shared.lost(&shared);
+        let outcomes = publisher.publish(&[event(3, 3, false), poison]).await;
+        assert_eq!(outcomes[1], Outcome::retry("it breaks its connection: hung up"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,10 +19,31 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Connection<C> {
     /// Whoever connects puts it here, whoever finds it broken takes it away. Never locked over an await.
-    live: Mutex<Option<Arc<C>>>,
+    place: Mutex<Place<C>>,
     /// Held by whoever connects.
     tries: tokio::sync::Mutex<Tries>,
     timeout: Duration,
+}
+
+struct Place<C> {
+    made: Option<Made<C>>,
+    /// When the last one was found broken.
+    lost: Option<Instant>,
+}
+
+impl<C> Place<C> {
+    /// The connection is broken, if it is the one that is meant.
+    fn lose(&mut self, is_meant: impl FnOnce(&mut Made<C>) -> bool) {
+        if self.made.take_if(is_meant).is_some() {
+            self.lost = Some(Instant::now());
+        }
+    }
+}
+
+struct Made<C> {
+    live: Arc<C>,
+    /// When somebody began to make it.
+    begun: Instant,
 }
 
 /// Failures since a connection was made.
@@ -36,7 +57,8 @@ impl<C> Connection<C> {
     /// Not connected yet. A connection that takes longer than `timeout` has failed; that is also the longest
     /// that anybody waits here, for the tries of others and for an own one.
     pub(crate) fn new(timeout: Duration) -> Self {
-        Self { live: Mutex::default(), tries: tokio::sync::Mutex::default(), timeout }
+        let place = Mutex::new(Place { made: None, lost: None });
+        Self { place, tries: tokio::sync::Mutex::default(), timeout }
     }
 
     /// The connection, made by `connect` when there is none. The error says what is wrong without
@@ -71,13 +93,14 @@ impl<C> Connection<C> {
                 return Err(error.clone());
             }
         }
+        let begun = Instant::now();
         let connected = timeout_at(deadline, connect()).await.unwrap_or_else(|_| Err(late()));
         match connected {
             Ok(connection) => {
-                let connection = Arc::new(connection);
+                let live = Arc::new(connection);
                 *tries = Tries::default();
-                *self.place() = Some(Arc::clone(&connection));
-                Ok(connection)
+                self.place().made = Some(Made { live: Arc::clone(&live), begun });
+                Ok(live)
             }
             Err(error) => {
                 tries.failures = (tries.failures + 1).min(16);
@@ -87,20 +110,34 @@ impl<C> Connection<C> {
         }
     }
 
-    /// This connection is broken: the next publish makes another one.
-    pub(crate) fn lost(&self, broken: &Arc<C>) {
-        self.place().take_if(|live| Arc::ptr_eq(live, broken));
+    /// This connection is broken: the next publish makes another one. Gives when somebody found that out, or
+    /// that a later one is broken.
+    pub(crate) fn lost(&self, broken: &Arc<C>) -> Instant {
+        let mut place = self.place();
+        place.lose(|made| Arc::ptr_eq(&made.live, broken));
+        place.lost.unwrap_or_else(Instant::now)
+    }
+
+    /// When somebody began to make this connection, unless it was lost since.
+    pub(crate) fn begun(&self, live: &Arc<C>) -> Option<Instant> {
+        let place = self.place();
+        place.made.as_ref().filter(|made| Arc::ptr_eq(&made.live, live)).map(|made| made.begun)
+    }
+
+    /// One that was begun before this moment is not used again.
+    pub(crate) fn renew(&self, moment: Instant) {
+        self.place().made.take_if(|made| made.begun < moment);
     }
 
     /// The connection that is there, unless it has broken.
     fn known(&self, is_alive: &impl Fn(&C) -> bool) -> Option<Arc<C>> {
         let mut place = self.place();
-        place.take_if(|live| !is_alive(live));
-        place.clone()
+        place.lose(|made| !is_alive(&made.live));
+        place.made.as_ref().map(|made| Arc::clone(&made.live))
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Arc<C>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn place(&self) -> MutexGuard<'_, Place<C>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +208,7 @@ mod tests {
         tokio::select! {
             biased;
             made = silent => panic!("{made:?}"),
-            () = async { connection.lost(&first) } => {}
+            _ = async { connection.lost(&first) } => {}
         }
     }
 
