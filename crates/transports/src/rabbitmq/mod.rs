@@ -18,8 +18,9 @@
 //! # What the server's answer means
 //! A confirm is *delivered*. A message that no queue takes comes back before its confirm: it is a
 //! retry, for someone has to bind a queue, as is one with a routing key that we may not use. A server that
-//! blocks publishers (memory or disk alarm) is unavailable, as is a full queue that refuses a message, and one
-//! without the exchange.
+//! blocks publishers (memory or disk alarm) is unavailable, as is one without the exchange. A full queue that refuses
+//! a message is unavailable for its event, for five seconds: other queues may take theirs, and a long jam must
+//! not cost the event its attempts.
 //!
 //! The client library gives a returned message to whichever confirm comes next, which need not be
 //! its own. So each batch has a channel for itself, and returns are matched by message id once all
@@ -28,7 +29,7 @@
 mod config;
 mod connect;
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lapin::{
@@ -60,6 +61,9 @@ const MAX_BATCH: usize = 256;
 
 /// What a header frame holds beside the headers, generously.
 const FRAME_MARGIN: usize = 2048;
+
+/// When an event comes again that a full queue has refused: as a relay's longest pause between probes.
+const FULL: Duration = Duration::from_secs(5);
 
 /// Said of a connection that the server has told to wait.
 const BLOCKED: &str = "RabbitMQ blocks publishers: its memory or its disk is short";
@@ -238,9 +242,11 @@ impl RabbitMq {
                     self.exchange_name()
                 ))),
                 Answer::Ack { .. } if !late => Some(Outcome::Delivered),
-                Answer::Nack { .. } => {
-                    Some(Outcome::unavailable("RabbitMQ refused it: a queue is full or has failed"))
-                }
+                // With a time: without one it is counted while other queues take theirs.
+                Answer::Nack { .. } => Some(Outcome::Unavailable {
+                    error: "RabbitMQ refused it: a queue is full or has failed".to_owned(),
+                    after: Some(FULL),
+                }),
                 Answer::Ack { .. } | Answer::Late | Answer::Lost => None,
             };
         }
@@ -487,6 +493,14 @@ mod tests {
         let outcomes = judged(vec![ack(None), ack(None), ack(Some("0"))]);
         assert!(is_returned(outcomes[0].as_ref()), "{outcomes:?}");
         assert_eq!(outcomes[1..], [Some(Outcome::Delivered), Some(Outcome::Delivered)]);
+    }
+
+    #[test]
+    fn a_message_that_a_full_queue_refuses_comes_again_at_a_time_which_counts_no_attempt() {
+        let outcomes = judged(vec![ack(None), Answer::Nack { returned: None }, ack(None)]);
+        let Some(Outcome::Unavailable { after, .. }) = &outcomes[1] else { panic!("{outcomes:?}") };
+        assert_eq!(*after, Some(FULL));
+        assert_eq!([&outcomes[0], &outcomes[2]], [&Some(Outcome::Delivered); 2]);
     }
 
     #[test]
