@@ -51,9 +51,9 @@ impl Failure {
         Self { reason: reason.into(), permanent: true, after: None }
     }
 
-    /// It may succeed later, for a reason that this crate put together.
-    pub(crate) fn retry_because(reason: String) -> Self {
-        Self { reason: reason.into(), permanent: false, after: None }
+    /// It may succeed after this time, for a reason that this crate put together.
+    pub(crate) fn retry_after_because(reason: String, after: Duration) -> Self {
+        Self { reason: reason.into(), permanent: false, after: Some(after) }
     }
 
     /// Why, without a word of the event.

@@ -1,10 +1,15 @@
 //! Events as types of the application's: written as JSON, read back with their version.
 
+use std::time::Duration;
+
 use serde::{Serialize, de::DeserializeOwned};
 /// JSON of any shape, as [`upcast`](TypedEvent::upcast) sees a payload.
 pub use serde_json::Value;
 
 use crate::{Event, EventBuilder, Failure, GLOBAL, Ordering, Result, TypeName};
+
+/// When an event of a newer version comes again. A deployment takes minutes.
+const NEWER_AGAIN: Duration = Duration::from_secs(30);
 
 /// A type of the application's that is one kind of event.
 ///
@@ -70,8 +75,8 @@ pub trait TypedEvent {
 
     /// Reads a payload of this version. What cannot be read never will be: the failure is
     /// permanent, and says nothing of the payload but where it went wrong. A version that is newer
-    /// than [`VERSION`](Self::VERSION) is retried: while a deployment is under way, writers know it
-    /// before handlers do.
+    /// than [`VERSION`](Self::VERSION) is retried after 30 s, and no attempt is counted: while a
+    /// deployment is under way, writers know it before handlers do.
     fn decode(version: i32, payload: &[u8]) -> Result<Self, Failure>
     where
         Self: DeserializeOwned,
@@ -95,7 +100,7 @@ pub trait TypedEvent {
             )
         };
         if version > Self::VERSION {
-            return Err(Failure::retry_because(not_known()));
+            return Err(Failure::retry_after_because(not_known(), NEWER_AGAIN));
         }
         let unknown = || Failure::dead_because(not_known());
         // Rows can be written by hand: a version far below 1 would be lifted for ever.
@@ -195,7 +200,8 @@ impl Event {
 
     /// The typed event that was enqueued. Another type, a version that is no longer known and a payload
     /// that does not fit are permanent failures: a handler passes them on with `?`, and the event
-    /// is dead. A version that is newer than the type's is a failure that is retried.
+    /// is dead. A version that is newer than the type's is a failure that is retried, and counts no
+    /// attempt.
     pub fn decode<T: TypedEvent + DeserializeOwned>(&self) -> Result<T, Failure> {
         if self.event_type() != T::TYPE {
             return Err(Failure::dead_because(format!(
@@ -220,6 +226,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::transport::Outcome;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Paid {
@@ -273,10 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_newer_is_retried() {
+    fn a_version_that_is_newer_is_retried_and_counts_no_attempt() {
         let failure = Paid::decode(4, b"{}").unwrap_err();
         assert!(!failure.is_permanent());
         assert_eq!(failure.reason(), "version 4 of Paid is not known here, version 3 is");
+        assert!(matches!(failure.into_outcome(), Outcome::Retry { after: Some(_), .. }));
     }
 
     #[test]

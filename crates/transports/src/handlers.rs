@@ -57,7 +57,8 @@ impl Handlers {
     }
 
     /// The handler of a [`TypedEvent`]; it gets the event as it was enqueued, older versions lifted. One of
-    /// an unknown version, or whose payload does not fit, is dead.
+    /// a version that is no longer known, or whose payload does not fit, is dead. One of a newer version
+    /// comes again, and no attempt is counted.
     ///
     /// ```
     /// # use posthaste_core::TypedEvent;
