@@ -66,6 +66,11 @@ impl Failure {
         self.permanent
     }
 
+    /// The time after which it may succeed, if it named one.
+    pub fn after(&self) -> Option<Duration> {
+        self.after
+    }
+
     /// What the relay is told.
     pub fn into_outcome(self) -> Outcome {
         let error = self.reason.into_owned();

@@ -15,7 +15,8 @@ use crate::receiver::{Receiver, receiver};
 ///
 /// All of them run, side by side, whatever becomes of the others, and the event is delivered when
 /// all of them took it. When some failed, their reasons are joined, and the event comes again to
-/// *all*: subscribers see an event at least once, as destinations do. An event that nobody
+/// *all*: subscribers see an event at least once, as destinations do. No attempt is counted when each
+/// of those that may still take it named a time; the last of these times counts. An event that nobody
 /// subscribed to is an error of its own, and comes again: a subscriber may be on its way.
 ///
 /// All have the relay's dispatch timeout together: what is not done by then is dropped at the `await` where
@@ -116,11 +117,14 @@ impl EventBus {
             .collect();
         let error = reasons.join("; ");
         // As long as one of them may still take it, it comes again.
-        if refusals.iter().all(|(_, failure)| failure.is_permanent()) {
-            Outcome::Dead { error }
-        } else {
-            Outcome::retry(error)
+        let passing = refusals.iter().filter(|(_, failure)| !failure.is_permanent());
+        let times: Vec<_> = passing.map(|(_, failure)| failure.after()).collect();
+        if times.is_empty() {
+            return Outcome::Dead { error };
         }
+        // The last of the times that they named. One that named none counts an attempt.
+        let times: Option<Vec<_>> = times.into_iter().collect();
+        Outcome::Retry { error, after: times.and_then(|times| times.into_iter().max()) }
     }
 }
 

@@ -1,8 +1,11 @@
 //! Handlers and the event bus: who gets an event, and what becomes of it when they refuse.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -175,6 +178,25 @@ async fn an_event_is_dead_when_all_that_refused_it_always_will() {
         .subscribe("a", "OrderPlaced", async |_| Err(Failure::dead("never")))
         .subscribe_all("b", async |_| Ok(()));
     assert_eq!(outcome(&bus, placed()).await, Outcome::dead("a: never"));
+}
+
+#[tokio::test]
+async fn no_attempt_is_counted_when_all_that_may_still_take_an_event_named_a_time() {
+    let bus = EventBus::new("bus")
+        .subscribe("a", "OrderPlaced", async |_| Err(Failure::dead("never")))
+        .subscribe("b", "OrderPlaced", async |_| {
+            Err(Failure::retry_after("soon", Duration::from_secs(5)))
+        })
+        .subscribe("c", "OrderPlaced", async |_| {
+            Err(Failure::retry_after("later", Duration::from_mins(1)))
+        });
+    let error = "a: never; b: soon; c: later".to_owned();
+    let waits = Outcome::Retry { error, after: Some(Duration::from_mins(1)) };
+    assert_eq!(outcome(&bus, placed()).await, waits);
+
+    let bus = bus.subscribe("d", "OrderPlaced", async |_| Err(Failure::retry("not now")));
+    let counts = Outcome::retry("a: never; b: soon; c: later; d: not now");
+    assert_eq!(outcome(&bus, placed()).await, counts);
 }
 
 #[tokio::test]
