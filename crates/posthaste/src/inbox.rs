@@ -115,7 +115,8 @@ impl<DB: InboxDialect> Inbox<DB> {
     ///
     /// MySQL answers a deadlock by undoing the whole transaction, with the messages that were handled
     /// in it before. Then its commit is an error, and all of them come again. A call that is dropped
-    /// half-way may have undone the transaction, too: roll it back.
+    /// half-way, or whose effect panics, may have undone the transaction, too: one of
+    /// [`Outbox::begin`](crate::Outbox::begin) then refuses its commit, a driver's own must be rolled back.
     pub async fn once<T, E: From<Error>>(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
@@ -123,42 +124,75 @@ impl<DB: InboxDialect> Inbox<DB> {
         message_id: &str,
         effect: impl AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     ) -> Result<Once<T>, E> {
+        transaction.writing(true);
+        let mut ended = false;
+        let outcome = match self.record_apart(transaction.connection(), consumer, message_id).await
+        {
+            Ok(Some(mut savepoint)) => match effect(&mut savepoint).await {
+                Ok(value) => {
+                    let kept = savepoint.commit().await.map_err(failed("ending a savepoint"));
+                    kept.map(|()| Once::Ran(value)).map_err(E::from)
+                }
+                Err(error) => {
+                    ended = savepoint.rollback().await.is_err();
+                    Err(error)
+                }
+            },
+            Ok(None) => Ok(Once::Duplicate),
+            Err(error) => Err(E::from(error)),
+        };
+        if ended {
+            // The connection or the whole transaction is gone, and effect and record with it: then the
+            // caller's commit must not be answered with success.
+            let _ = DB::still_open(transaction.connection()).await;
+        }
+        transaction.writing(false);
+        outcome
+    }
+
+    /// Records the message in a savepoint, in which its effect is to run. `None` when this consumer has
+    /// handled it before.
+    async fn record_apart<'t>(
+        &self,
+        connection: &'t mut DB::Connection,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<Option<Transaction<'t, DB>>> {
         // First: where the server has ended the transaction, the driver counts it as over once it fails to
         // set a savepoint, and says Ok to its commit.
-        DB::still_open(transaction.connection()).await?;
-        let mut savepoint =
-            transaction.connection().begin().await.map_err(failed("beginning a savepoint"))?;
-        if !self.record(&mut savepoint, consumer, message_id).await? {
-            savepoint.commit().await.map_err(failed("ending a savepoint"))?;
-            return Ok(Once::Duplicate);
+        DB::still_open(connection).await?;
+        let mut savepoint = connection.begin().await.map_err(failed("beginning a savepoint"))?;
+        if self.record(&mut savepoint, consumer, message_id).await? {
+            return Ok(Some(savepoint));
         }
-        match effect(&mut savepoint).await {
-            Ok(value) => {
-                savepoint.commit().await.map_err(failed("ending a savepoint"))?;
-                Ok(Once::Ran(value))
-            }
-            Err(error) => {
-                // When it fails, the connection or the whole transaction is gone, and both with it: then
-                // the caller's commit must not be answered with success.
-                if savepoint.rollback().await.is_err() {
-                    let _ = DB::still_open(transaction.connection()).await;
-                }
-                Err(error)
-            }
-        }
+        savepoint.commit().await.map_err(failed("ending a savepoint"))?;
+        Ok(None)
     }
 
     /// Records the message and says whether this consumer handles it for the first time. The effect
     /// is the caller's, in the same transaction: when it fails, the transaction must be rolled
-    /// back, or the message would count as handled.
+    /// back, or the message would count as handled. So it must when the call is dropped half-way, and one
+    /// of [`Outbox::begin`](crate::Outbox::begin) then refuses its commit.
     pub async fn first(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
         consumer: &str,
         message_id: &str,
     ) -> Result<bool> {
-        DB::still_open(transaction.connection()).await?;
-        self.record(transaction.connection(), consumer, message_id).await
+        transaction.writing(true);
+        let first = self.record_in(transaction.connection(), consumer, message_id).await;
+        transaction.writing(false);
+        first
+    }
+
+    async fn record_in(
+        &self,
+        connection: &mut DB::Connection,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<bool> {
+        DB::still_open(connection).await?;
+        self.record(connection, consumer, message_id).await
     }
 
     /// The same in a transaction of which it is known that it is open.

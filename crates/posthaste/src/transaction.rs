@@ -49,8 +49,11 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         self.proven = false;
         let Self { open, batches, .. } = self;
         let pool = open.pool.clone();
+        // The driver rolls back whole what it was setting a savepoint in: it stays so after an error, too.
+        batches.writing(true);
         let inner = open.begin().await;
         let inner = inner.map_err(|error| commit_failed(error, "no savepoint could be set"))?;
+        batches.writing(false);
         Ok(Savepoint::new(inner, pool, batches))
     }
 
@@ -59,7 +62,7 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     ///
     /// It is an error where nothing was committed, also where the server would answer with success: a
     /// statement has failed before (PostgreSQL), the server has ended the transaction (MySQL), or a call of
-    /// `enqueue` or `release` was dropped half-way. On PostgreSQL this costs one question more, unless
+    /// `enqueue`, `savepoint`, `release` or the inbox was dropped half-way. On PostgreSQL this costs one question more, unless
     /// `enqueue` came last.
     pub async fn commit(self) -> Result<()> {
         let Self { mut open, mut batches, proven } = self;

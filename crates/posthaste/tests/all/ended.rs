@@ -8,6 +8,7 @@ use futures_util::FutureExt;
 use posthaste::{
     ErrorKind, Event, Inbox, OutboxTransaction,
     domain::{Aggregate, Events, UnitOfWork},
+    stores::inbox::InboxDialect,
 };
 use sqlx::{Connection, MySql, MySqlConnection, Postgres, Sqlite};
 use tokio::task::yield_now;
@@ -18,6 +19,8 @@ on_every_database! {
     a_batch_that_fails_leaves_nothing_behind,
     a_commit_after_an_enqueue_that_was_given_up_is_refused,
     an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction,
+    a_commit_after_a_savepoint_that_was_given_up_is_refused,
+    a_commit_after_a_message_that_was_given_up_is_refused,
 }
 
 const EFFECTS: &str = "select count(*) from {events}_effects";
@@ -120,6 +123,57 @@ async fn an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction<
     assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
     on.enqueue(vec![event("k", 3)]).await;
     assert_eq!(on.number(EVENTS).await, 1);
+}
+
+/// The driver rolls back whole what it was setting a savepoint in. On SQLite it does so in the background, and
+/// answers a commit that finds no transaction with success.
+async fn a_commit_after_a_savepoint_that_was_given_up_is_refused<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    let tx = loop {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+        if is_given_up(tx.savepoint()) {
+            break tx;
+        }
+    };
+    let refused = soon("the commit", tx.commit()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    assert!(refused.to_string().contains("half-way"), "{refused}");
+    on.enqueue(vec![event("k", 2)]).await;
+    assert_eq!(on.number(EVENTS).await, 1);
+}
+
+async fn a_commit_after_a_message_that_was_given_up_is_refused<DB: TestDatabase + InboxDialect>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    let inbox = Inbox::<DB>::new(on.table());
+    for once in [true, false] {
+        let tx = loop {
+            let mut tx = outbox.begin(&on.pool).await.unwrap();
+            outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+            let given_up = if once {
+                is_given_up(inbox.once(&mut tx, "billing", "m", async |_| Ok::<_, Failure>(())))
+            } else {
+                is_given_up(inbox.first(&mut tx, "billing", "m"))
+            };
+            if given_up {
+                break tx;
+            }
+        };
+        let refused = soon("the commit", tx.commit()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        assert!(refused.to_string().contains("half-way"), "{refused}");
+    }
+    // One whose call came to its end is as good as ever, also when the effect has failed.
+    let mut tx = outbox.begin(&on.pool).await.unwrap();
+    let failed = inbox.once(&mut tx, "billing", "m", async |_| Err::<(), _>(Failure::from("no")));
+    failed.await.unwrap_err();
+    assert!(inbox.first(&mut tx, "billing", "m").await.unwrap());
+    tx.commit().await.unwrap();
+    assert_eq!((on.number(INBOX).await, on.number(EVENTS).await), (1, 0));
 }
 
 /// Makes the server end this transaction to resolve a deadlock: it chooses the one that has written
