@@ -110,7 +110,8 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             // In the background: the driver can have lost its place in the server's answers.
             return Ok(());
         }
-        self.open.take().rollback().await.map_err(|error| {
+        let transaction = self.open.take();
+        DB::rollback(transaction, &self.open.pool).await.map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }

@@ -64,6 +64,17 @@ pub trait Dialect: Database {
         transaction.commit()
     }
 
+    /// Rolls a transaction of [`begin`](Self::begin) back. As with [`abandon`](Self::abandon) the connection
+    /// goes back to this pool fit for its next user, or not at all: also when a statement in it was dropped
+    /// half-way, or the caller is dropped meanwhile.
+    fn rollback(
+        transaction: Transaction<'static, Self>,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
+        let _ = pool;
+        transaction.rollback()
+    }
+
     /// Rolls a transaction back that was dropped, whatever its caller was waiting for. The connection goes
     /// back to this pool fit for its next user, or not at all.
     fn abandon(transaction: Transaction<'static, Self>, pool: &Pool<Self>) {

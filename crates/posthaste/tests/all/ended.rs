@@ -439,3 +439,62 @@ async fn on_sqlite_a_begin_that_was_given_up_leaves_no_transaction_open() {
     drop_effects(&on).await;
     on.clean().await;
 }
+
+/// The driver counts the answers of a statement that it prepares only once it knows them: whoever comes next
+/// would take one for another, or wait for one that nobody sends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollback_after_a_statement_that_was_given_up_leaves_the_pool_whole() {
+    let on = fixture().await;
+    let pool = one_connection::<MySql>(&crate::support::url("POSTHASTE_TEST_MARIADB")).await;
+    let (mut given_up, mut n) = (0, 0);
+    while given_up < 2 {
+        let mut tx = soon("a transaction", on.outbox().begin(&pool)).await.unwrap();
+        // The server has not prepared it before, and describes two columns.
+        let query = on.tables.fill(&format!("select n, k, {n} from {{events}}_effects"));
+        given_up += u32::from(is_given_up(MySql::run_on(tx.connection(), query)));
+        // An error, where the connection had to be closed.
+        let _ = soon("the rollback", tx.rollback()).await;
+        let mut connection = soon("the connection", pool.acquire()).await.unwrap();
+        soon("the next one", MySql::run_on(&mut connection, effect(&on, n))).await.unwrap();
+        n += 1;
+        assert_eq!(on.number(EFFECTS).await, i64::from(n), "it was not committed");
+        assert!(n < 1_000, "only {given_up} of {n} were given up half-way");
+    }
+    pool.close().await;
+    clean(on).await;
+}
+
+/// The server cuts the connection: its place in the pool is free for another one.
+async fn a_rollback_after_the_connection_was_cut_frees_its_place<DB: TestDatabase>(
+    url: &str,
+    cut: &str,
+) {
+    let on = DB::fixture().await;
+    let pool = one_connection::<DB>(url).await;
+    for _ in 0..2 {
+        let mut tx = soon("a transaction", on.outbox().begin(&pool)).await.unwrap();
+        on.outbox().enqueue(&mut tx, event("k", 1)).await.unwrap();
+        DB::run_on(tx.connection(), cut.to_owned()).await.unwrap_err();
+        let _ = soon("the rollback", tx.rollback()).await;
+    }
+    let mut tx = soon("a transaction", on.outbox().begin(&pool)).await.unwrap();
+    on.outbox().enqueue(&mut tx, event("k", 2)).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(on.number(EVENTS).await, 1);
+    pool.close().await;
+    on.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres_a_rollback_after_the_connection_was_cut_frees_its_place() {
+    let url = crate::support::url("POSTHASTE_TEST_POSTGRES");
+    let cut = "select pg_terminate_backend(pg_backend_pid())";
+    a_rollback_after_the_connection_was_cut_frees_its_place::<Postgres>(&url, cut).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_a_rollback_after_the_connection_was_cut_frees_its_place() {
+    let url = crate::support::url("POSTHASTE_TEST_MARIADB");
+    a_rollback_after_the_connection_was_cut_frees_its_place::<MySql>(&url, "kill connection_id()")
+        .await;
+}

@@ -352,6 +352,13 @@ impl Dialect for MySql {
         transaction::had_ended(error)
     }
 
+    async fn rollback(
+        transaction: Transaction<'static, Self>,
+        pool: &MySqlPool,
+    ) -> Result<(), sqlx::Error> {
+        transaction::rollback(transaction, pool.clone()).await
+    }
+
     fn abandon(transaction: Transaction<'static, Self>, pool: &MySqlPool) {
         let Ok(runtime) = Handle::try_current() else {
             // The program is on its way out, and its connections with it.

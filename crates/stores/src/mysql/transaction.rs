@@ -60,7 +60,7 @@ pub(super) async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
     }
 }
 
-/// How long an abandoned connection may take to say that it is fit.
+/// How long a connection may take to say that it is fit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Rolls back, on a connection that has its answers in order; another one is closed. The driver loses
@@ -70,6 +70,29 @@ pub(super) async fn abandon(mut transaction: Transaction<'static, MySql>, pool: 
     if let Ok(true) = timeout(PATIENCE, is_in_step(&mut transaction)).await {
         return drop(transaction);
     }
+    replace(transaction, pool).await;
+}
+
+/// Rolls back as [`abandon`] does, for who waits for it: a statement of the application's can have been
+/// dropped before. In a task of its own, so that it is finished even if the caller is dropped meanwhile.
+pub(super) async fn rollback(
+    mut transaction: Transaction<'static, MySql>,
+    pool: MySqlPool,
+) -> sqlx::Result<()> {
+    let rolled_back = tokio::spawn(async move {
+        if let Ok(true) = timeout(PATIENCE, is_in_step(&mut transaction)).await {
+            // Without a limit: what was much takes long to undo.
+            return transaction.rollback().await;
+        }
+        replace(transaction, pool).await;
+        let lost = "the connection did not answer in order; it was closed, which rolls back";
+        Err(sqlx::Error::Protocol(lost.to_owned()))
+    });
+    rolled_back.await.map_err(|_| sqlx::Error::WorkerCrashed)?
+}
+
+/// Closes a connection that is not fit, and has the server roll back.
+async fn replace(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) {
     // A pool closes only what is lent by itself. So it gets back another connection, which is closed.
     let other = timeout(PATIENCE, MySqlConnection::connect_with(&pool.connect_options())).await;
     let Ok(Ok(mut other)) = other else {
