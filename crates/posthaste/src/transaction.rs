@@ -51,6 +51,10 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         let pool = open.pool.clone();
         // The driver rolls back whole what it was setting a savepoint in: it stays so after an error, too.
         batches.writing(true);
+        if let Err(ended) = DB::still_open(open).await {
+            batches.writing(false);
+            return Err(ended);
+        }
         let inner = open.begin().await;
         let inner = inner.map_err(|error| commit_failed(error, "no savepoint could be set"))?;
         batches.writing(false);
@@ -61,7 +65,7 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// relay is only woken: it finds by itself whether there is anything.
     ///
     /// It is an error where nothing was committed, also where the server would answer with success: a
-    /// statement has failed before (PostgreSQL), the server has ended the transaction (MySQL), or a call of
+    /// statement has failed before (PostgreSQL), the database has ended the transaction (MySQL, SQLite), or a call of
     /// `enqueue`, `savepoint`, `release` or the inbox was dropped half-way. On PostgreSQL this costs one question more, unless
     /// `enqueue` came last.
     pub async fn commit(self) -> Result<()> {
@@ -96,8 +100,8 @@ impl<DB: Dialect> OutboxTransaction<DB> {
                 Err(commit_failed(error, "the database refused the commit; it was rolled back"))
             }
             Err(error) if DB::had_ended(&error) => {
-                let message = "the server has ended the transaction before the commit, as it does with \
-                               one of two that wait for each other; begin another one";
+                let message = "the database has ended the transaction before the commit, as after a \
+                               deadlock on MySQL or with a full disk on SQLite; begin another one";
                 Err(Error::new(ErrorKind::State, message).with_source(error))
             }
             Err(error) => Err(commit_failed(error, "the result of the commit is unknown")),

@@ -30,9 +30,10 @@ pub trait Dialect: Database {
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
 
-    /// Refuses when the server has ended the transaction that the driver takes for open on this
-    /// connection, as MySQL does to resolve a deadlock: whatever is written then commits by itself.
-    /// The connection is of no use after that.
+    /// Refuses when the database has ended the transaction that the driver takes for open on this
+    /// connection, as MySQL does to resolve a deadlock and SQLite when the disk is full: whatever is
+    /// written then commits by itself. On MySQL the connection is of no use after that. On PostgreSQL a
+    /// transaction ends only when the client says so.
     fn still_open(connection: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send {
         let _ = connection;
         std::future::ready(Ok(()))
@@ -55,7 +56,7 @@ pub trait Dialect: Database {
 
     /// Commits a transaction of [`begin`](Self::begin), and never says so of one that was rolled back:
     /// PostgreSQL answers the commit of a transaction in which a statement has failed with success, and
-    /// MySQL that of one which it has ended itself. `proven`: the last statement in it has succeeded.
+    /// MySQL and, after a savepoint, SQLite that of one which they have ended themselves. `proven`: the last statement in it has succeeded.
     fn commit(
         transaction: Transaction<'static, Self>,
         proven: bool,

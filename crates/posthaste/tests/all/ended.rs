@@ -10,7 +10,7 @@ use posthaste::{
     domain::{Aggregate, Events, UnitOfWork},
     stores::inbox::InboxDialect,
 };
-use sqlx::{Connection, MySql, MySqlConnection, Postgres, Sqlite};
+use sqlx::{Connection, MySql, MySqlConnection, Postgres, Sqlite, SqliteConnection};
 use tokio::task::yield_now;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -322,6 +322,100 @@ async fn a_commit_after_a_statement_that_commits_by_itself_is_refused() {
     assert_eq!(on.number(EVENTS).await, 1, "the statement has committed it");
     on.sql("drop table {events}_more").await;
     clean(on).await;
+}
+
+/// SQLite ends the transaction, and the application passes over the error.
+async fn after_a_rollback_on_conflict(on: &Fixture<Sqlite>) -> OutboxTransaction<Sqlite> {
+    let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+    end_on_conflict(on, tx.connection()).await;
+    tx
+}
+
+async fn end_on_conflict(on: &Fixture<Sqlite>, connection: &mut SqliteConnection) {
+    let insert = effect(on, 1);
+    Sqlite::run_on(connection, insert.clone()).await.unwrap();
+    let again = insert.replacen("insert", "insert or rollback", 1);
+    Sqlite::run_on(connection, again).await.unwrap_err();
+}
+
+/// With a savepoint SQLite begins another transaction, whose commit would be a success.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_after_sqlite_has_ended_the_transaction_is_refused() {
+    let on = Sqlite::fixture().await;
+    with_effects(&on).await;
+    for goes_on in [false, true] {
+        let mut tx = after_a_rollback_on_conflict(&on).await;
+        if goes_on {
+            let savepoint = tx.connection().begin().await.unwrap();
+            savepoint.rollback().await.unwrap();
+        }
+        let refused = tx.commit().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}, goes on: {goes_on}");
+        assert_eq!(on.number(EFFECTS).await, 0);
+    }
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_sqlite_has_ended_a_transaction_nothing_is_written_outside_of_it() {
+    let on = Sqlite::fixture().await;
+    with_effects(&on).await;
+    let outbox = on.outbox();
+    let inbox = Inbox::<Sqlite>::new(on.table());
+    let nothing = async || {
+        let counts = [on.number(EVENTS).await, on.number(INBOX).await, on.number(EFFECTS).await];
+        assert_eq!(counts, [0, 0, 0]);
+    };
+    for many in [1, 3] {
+        let mut tx = after_a_rollback_on_conflict(&on).await;
+        let events = (0..many).map(|n| event("k", n)).collect();
+        let refused = outbox.enqueue_all(&mut tx, events).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        tx.commit().await.unwrap_err();
+        nothing().await;
+    }
+
+    let mut tx = after_a_rollback_on_conflict(&on).await;
+    let refused = inbox.first(&mut tx, "billing", "m").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    let once = inbox.once(&mut tx, "billing", "m", async |_| Ok::<_, posthaste::Error>(())).await;
+    assert_eq!(once.unwrap_err().kind(), ErrorKind::State);
+    let Err(refused) = tx.savepoint().await else {
+        panic!("a savepoint would begin another transaction");
+    };
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    let _ = tx.rollback().await;
+    nothing().await;
+
+    let mut tx = on.pool.begin().await.unwrap();
+    end_on_conflict(&on, &mut tx).await;
+    let refused = outbox.enqueue(&mut tx, event("k", 1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    tx.commit().await.unwrap_err();
+    nothing().await;
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
+/// The statement that ends it is our own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_enqueue_with_which_sqlite_ends_the_transaction_says_so() {
+    let on = Sqlite::fixture().await;
+    on.sql(
+        "create trigger {events}_end before insert on {events}
+         begin select raise(rollback, 'ended'); end",
+    )
+    .await;
+    for many in [1, 3] {
+        let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+        let events = (0..many).map(|n| event("k", n)).collect();
+        let refused = on.outbox().enqueue_all(&mut tx, events).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        assert_eq!(tx.commit().await.unwrap_err().kind(), ErrorKind::State);
+        assert_eq!(on.number(EVENTS).await, 0);
+    }
+    on.clean().await;
 }
 
 /// The driver rolls back the whole transaction when it is dropped while it sets a savepoint, and says so

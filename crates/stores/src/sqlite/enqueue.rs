@@ -9,7 +9,10 @@ use posthaste_core::{
 use sqlx::{Executor, QueryBuilder, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
-use super::list;
+use super::{
+    list,
+    transaction::{failed_in, still_open},
+};
 use crate::{Enqueued, Tables, failure::failed};
 
 /// Events in one statement: 15 values each, and SQLite takes 32,766 in all.
@@ -24,24 +27,37 @@ pub(super) async fn enqueue(
     events: &[Event],
 ) -> Result<Vec<Enqueued>> {
     refuse_two_of_one_id(events)?;
-    match events {
-        [] => Ok(Vec::new()),
-        [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
-        _ => {
-            connection.execute("savepoint posthaste_enqueue").await.map_err(failed(WRITING))?;
-            let enqueued = enqueue_pieces(connection, tables, events).await;
-            if enqueued.is_err() {
-                // The caller may go on with its transaction, and commit it. Fails when SQLite has ended
-                // the whole transaction.
-                let _ = connection.execute("rollback to posthaste_enqueue").await;
-            }
-            let released = connection.execute("release posthaste_enqueue").await;
-            if enqueued.is_ok() {
-                released.map_err(failed(WRITING))?;
-            }
-            enqueued
-        }
+    if events.is_empty() {
+        return Ok(Vec::new());
     }
+    still_open(connection).await?;
+    let enqueued = match events {
+        [event] => enqueue_one(connection, tables, event).await.map(|enqueued| vec![enqueued]),
+        _ => enqueue_together(connection, tables, events).await,
+    };
+    match enqueued {
+        Ok(enqueued) => Ok(enqueued),
+        Err(failure) => Err(failed_in(connection, failure).await),
+    }
+}
+
+async fn enqueue_together(
+    connection: &mut SqliteConnection,
+    tables: &Tables,
+    events: &[Event],
+) -> Result<Vec<Enqueued>> {
+    connection.execute("savepoint posthaste_enqueue").await.map_err(failed(WRITING))?;
+    let enqueued = enqueue_pieces(connection, tables, events).await;
+    if enqueued.is_err() {
+        // The caller may go on with its transaction, and commit it. Fails when SQLite has ended the whole
+        // transaction.
+        let _ = connection.execute("rollback to posthaste_enqueue").await;
+    }
+    let released = connection.execute("release posthaste_enqueue").await;
+    if enqueued.is_ok() {
+        released.map_err(failed(WRITING))?;
+    }
+    enqueued
 }
 
 async fn enqueue_pieces(

@@ -144,8 +144,23 @@ impl Dialect for Sqlite {
         connection.is_in_transaction()
     }
 
+    async fn still_open(connection: &mut SqliteConnection) -> Result<()> {
+        transaction::still_open(connection).await
+    }
+
     async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Self>, sqlx::Error> {
         transaction::begin(pool).await
+    }
+
+    async fn commit(
+        transaction: Transaction<'static, Self>,
+        _proven: bool,
+    ) -> Result<(), sqlx::Error> {
+        transaction::commit(transaction).await
+    }
+
+    fn had_ended(error: &sqlx::Error) -> bool {
+        transaction::had_ended(error)
     }
 
     fn store(pool: SqlitePool, tables: Tables) -> Arc<dyn Store> {

@@ -15,14 +15,21 @@
 
 use std::ops::{Deref, DerefMut};
 
+use posthaste_core::{Error, ErrorKind, Result};
 use sqlx::{
-    Connection, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool, Transaction, pool::PoolConnection,
+    Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    pool::PoolConnection,
 };
 use tokio::runtime::Handle;
+
+use crate::failure::failed;
 
 /// Takes the write lock at once: a transaction that takes it later fails when another process wrote
 /// in between.
 const BEGIN: &str = "begin immediate";
+
+/// For the application. The savepoint lives as long as the transaction, and [`commit`] asks for it.
+const BEGIN_MARKED: &str = "begin immediate; savepoint posthaste_begun";
 
 /// A transaction of the store. Rolls back when it is dropped before its commit has succeeded.
 pub(super) struct WriteTransaction {
@@ -86,12 +93,61 @@ pub(super) async fn begin(pool: &SqlitePool) -> sqlx::Result<Transaction<'static
         // A pool lends a connection only when the rollback of its last transaction is over. If sqlx
         // still counts one, then SQLite has ended it.
         if !connection.is_in_transaction() {
-            return Transaction::begin(connection, Some(BEGIN.into_sql_str())).await;
+            return Transaction::begin(connection, Some(BEGIN_MARKED.into_sql_str())).await;
         }
         // In a task of its own, so that it is finished even if the caller is dropped meanwhile.
         let mended = tokio::spawn(mend(connection)).await;
         mended.map_err(|_| sqlx::Error::WorkerCrashed)??;
     }
+}
+
+/// Commits a transaction of [`begin`]. One that SQLite has ended has no such savepoint any more, also when a
+/// savepoint that came later has begun another transaction: SQLite would commit that one.
+pub(super) async fn commit(mut transaction: Transaction<'static, Sqlite>) -> sqlx::Result<()> {
+    sqlx::query("release posthaste_begun").execute(&mut *transaction).await?;
+    transaction.commit().await
+}
+
+/// Whether a commit was refused because the transaction had ended before.
+pub(super) fn had_ended(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|error| error.message().contains("no such savepoint: posthaste_begun"))
+}
+
+/// Refuses where no transaction is open: inside of one SQLite begins no other. Outside of one every statement
+/// commits by itself, and a savepoint begins a transaction that its release commits.
+pub(super) async fn still_open(connection: &mut SqliteConnection) -> Result<()> {
+    // Where the first of the two fails, SQLite does not come to the second.
+    const ASK: &str = "begin; rollback";
+
+    match connection.execute(ASK).await {
+        Ok(_) => Err(ended()),
+        Err(error) if is_inside(&error) => Ok(()),
+        Err(error) => Err(failed("looking after the transaction")(error)),
+    }
+}
+
+fn is_inside(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|error| error.message().contains("a transaction within a transaction"))
+}
+
+/// The error of a statement in the caller's transaction, or that SQLite has ended the transaction with it.
+pub(super) async fn failed_in(connection: &mut SqliteConnection, failure: Error) -> Error {
+    match still_open(connection).await {
+        Err(error) if error.kind() == ErrorKind::State => error.with_source(failure),
+        _ => failure,
+    }
+}
+
+fn ended() -> Error {
+    Error::new(
+        ErrorKind::State,
+        "SQLite has ended the transaction and undone it, as it does when the disk is full, and at \
+         `on conflict rollback`; begin another one",
+    )
 }
 
 /// Sets sqlx's count of open transactions to zero and gives the connection back to its pool.
