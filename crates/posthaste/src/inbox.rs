@@ -55,8 +55,9 @@ const ID_HEADERS: [&str; 7] =
 /// purge no sooner than the broker may deliver again.
 ///
 /// Two transactions with the same message: the later one waits for the earlier one, and is a
-/// duplicate when that commits. Under `repeatable read` on PostgreSQL it fails instead, and MySQL may
-/// end it to resolve a deadlock; the error says that trying again may help.
+/// duplicate when that commits. Under `repeatable read` on PostgreSQL it fails instead; the error says that
+/// trying again may help. MySQL may end it to resolve a deadlock: the error is of kind
+/// [`State`](ErrorKind::State), and another transaction may succeed.
 #[derive(Debug)]
 pub struct Inbox<DB> {
     tables: Tables,

@@ -7,7 +7,7 @@ use sqlx::{Pool, Transaction};
 use crate::{
     EnqueueIn,
     hook::{Hooks, Written},
-    transaction::{Batches, commit_failed},
+    transaction::{Batches, savepoint_failed},
 };
 
 /// A savepoint of an [`OutboxTransaction`](crate::OutboxTransaction). What is enqueued in it goes
@@ -43,7 +43,7 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
         // Whoever gives up here does not learn whether it was kept.
         outer.writing(true);
         let kept = inner.commit().await;
-        kept.map_err(|error| commit_failed(error, "the savepoint could not be released"))?;
+        kept.map_err(|error| savepoint_failed::<DB>(error, "the savepoint could not be released"))?;
         outer.writing(false);
         outer.take_over(&mut batches);
         Ok(())
@@ -52,7 +52,9 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
     /// Takes back what was done since, and goes on with the transaction.
     pub async fn rollback(self) -> Result<()> {
         let taken_back = self.inner.rollback().await;
-        taken_back.map_err(|error| commit_failed(error, "the savepoint could not be rolled back"))
+        taken_back.map_err(|error| {
+            savepoint_failed::<DB>(error, "the savepoint could not be rolled back")
+        })
     }
 }
 

@@ -56,7 +56,8 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             return Err(ended);
         }
         let inner = open.begin().await;
-        let inner = inner.map_err(|error| commit_failed(error, "no savepoint could be set"))?;
+        let inner =
+            inner.map_err(|error| savepoint_failed::<DB>(error, "no savepoint could be set"))?;
         batches.writing(false);
         Ok(Savepoint::new(inner, pool, batches))
     }
@@ -119,6 +120,16 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }
+}
+
+/// As [`commit_failed`], unless the server has ended the transaction before, and its savepoints with it.
+pub(crate) fn savepoint_failed<DB: Dialect>(error: sqlx::Error, message: &'static str) -> Error {
+    if !DB::had_ended(&error) {
+        return commit_failed(error, message);
+    }
+    let message =
+        "the database has ended the transaction, and its savepoints with it; begin another one";
+    Error::new(ErrorKind::State, message).with_source(error)
 }
 
 /// A violated constraint stays violated; after anything else trying again may help.

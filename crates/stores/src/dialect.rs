@@ -39,8 +39,8 @@ pub trait Dialect: Database {
         std::future::ready(Ok(()))
     }
 
-    /// Whether [`commit`](Self::commit) has failed because the server had ended the transaction before.
-    /// What was enqueued in it is undone, unless a statement had committed it.
+    /// Whether [`commit`](Self::commit), or the end of a savepoint, has failed because the database had ended
+    /// the transaction before. What was enqueued in it is undone, unless a statement had committed it.
     fn had_ended(error: &sqlx::Error) -> bool {
         let _ = error;
         false

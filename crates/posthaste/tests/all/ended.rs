@@ -258,6 +258,67 @@ async fn after_a_deadlock_nothing_is_enqueued() {
     clean(on).await;
 }
 
+/// Two transactions that each wait for the other's row: ours writes the id of an event that the other one has
+/// written. The other one has written more, so the server ends ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_enqueue_that_meets_a_deadlock_says_that_the_transaction_has_ended() {
+    let on = fixture().await;
+    let outbox = on.outbox();
+    let update = on.tables.fill("update {events}_effects set k = k + 1 where n = 1001");
+    for own in [false, true] {
+        on.sql(&effect(&on, 1001)).await;
+        let mut other = on.pool.begin().await.unwrap();
+        let known = event("k", 1);
+        outbox.enqueue(&mut other, known.clone()).await.unwrap();
+        let more: Vec<_> = (2_000..2_300).map(|n| format!("({n}, 0)")).collect();
+        let more = format!("insert into {{events}}_effects (n, k) values {}", more.join(", "));
+        MySql::run_on(&mut other, on.tables.fill(&more)).await.unwrap();
+
+        let mut plain = on.pool.begin().await.unwrap();
+        let mut ours = outbox.begin(&on.pool).await.unwrap();
+        let tx = if own { &mut plain } else { &mut *ours };
+        MySql::run_on(tx, effect(&on, 1)).await.unwrap();
+        MySql::run_on(tx, update.clone()).await.unwrap();
+        let waits = update.clone();
+        let waiting = tokio::spawn(async move {
+            MySql::run_on(&mut other, waits).await.unwrap();
+            other.rollback().await.unwrap();
+        });
+        let refused = outbox.enqueue(tx, known).await.unwrap_err();
+        soon("the other one", waiting).await.unwrap();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        let committed =
+            if own { plain.commit().await.is_ok() } else { ours.commit().await.is_ok() };
+        assert!(!committed, "driver's own: {own}");
+        on.sql("delete from {events}_effects where n = 1001").await;
+        assert_eq!((on.number(EVENTS).await, on.number(EFFECTS).await), (0, 0));
+    }
+    clean(on).await;
+}
+
+/// The application's own statement meets the deadlock in a savepoint, which ends with its transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_savepoint_after_a_deadlock_says_that_the_transaction_has_ended() {
+    let on = fixture().await;
+    let outbox = on.outbox();
+    for releases in [false, true] {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        deadlock(&on, savepoint.connection()).await;
+        let end = if releases { savepoint.release().await } else { savepoint.rollback().await };
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::State);
+        tx.commit().await.unwrap_err();
+    }
+    let mut tx = after_a_deadlock(&on).await;
+    let Err(refused) = tx.savepoint().await else {
+        panic!("there is no transaction to set it in");
+    };
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    tx.commit().await.unwrap_err();
+    assert_eq!((on.number(EVENTS).await, on.number(EFFECTS).await), (0, 0));
+    clean(on).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_deadlock_no_message_counts_as_handled() {
     let on = fixture().await;

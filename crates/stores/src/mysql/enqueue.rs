@@ -42,15 +42,15 @@ pub(super) async fn enqueue(
         return Ok(Vec::new());
     }
     still_open(connection).await?;
-    if let [event] = events {
-        return Ok(vec![enqueue_one(connection, tables, event).await?]);
+    let enqueued = match events {
+        [event] => enqueue_one(connection, tables, event).await.map(|enqueued| vec![enqueued]),
+        _ => enqueue_pieces(connection, tables, events).await,
+    };
+    match enqueued {
+        Ok(enqueued) => Ok(enqueued),
+        // The caller may go on with its transaction, if there is one still, and commit it.
+        Err(failure) => Err(undo(connection, failure).await),
     }
-    let enqueued = enqueue_pieces(connection, tables, events).await;
-    if enqueued.is_err() {
-        // The caller may go on with its transaction, and commit it.
-        undo(connection).await;
-    }
-    enqueued
 }
 
 async fn enqueue_pieces(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste_core::Result;
 use sqlx::{MySql, MySqlConnection};
 
-use super::{enqueue::DUPLICATE_ENTRY, micros, number};
+use super::{enqueue::DUPLICATE_ENTRY, micros, number, transaction::failed_in};
 use crate::{Tables, failure::failed, inbox::InboxDialect};
 
 impl InboxDialect for MySql {
@@ -20,13 +20,14 @@ impl InboxDialect for MySql {
         let recorded = sqlx::query(tables.sql(RECORD))
             .bind(consumer)
             .bind(message_id)
-            .execute(connection)
+            .execute(&mut *connection)
             .await;
         match recorded {
             Ok(_) => Ok(true),
             // Only the statement was undone, not the caller's transaction.
             Err(error) if number(&error) == DUPLICATE_ENTRY => Ok(false),
-            Err(error) => Err(failed("recording a message")(error)),
+            // A deadlock has undone all of it.
+            Err(error) => Err(failed_in(connection, failed("recording a message")(error)).await),
         }
     }
 

@@ -39,7 +39,7 @@ pub(super) async fn commit(mut transaction: Transaction<'static, MySql>) -> sqlx
     Ok(())
 }
 
-/// Whether a commit was refused because the transaction had ended before.
+/// Whether a savepoint is gone, as all are when the transaction has ended before.
 pub(super) fn had_ended(error: &sqlx::Error) -> bool {
     number(error) == NO_SAVEPOINT
 }
@@ -52,12 +52,24 @@ pub(super) async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
     match connection.execute(SET).await {
         Ok(_) => Ok(()),
         Err(error) if had_ended(&error) => {
-            // Its answer is an error at any rate.
-            let _ = connection.execute("kill connection_id()").await;
-            Err(ended(error))
+            close(connection).await;
+            Err(ended().with_source(error))
         }
         Err(error) => Err(failed("looking after the transaction")(error)),
     }
+}
+
+/// The error of a statement in the caller's transaction, or that the server has ended the transaction with it.
+pub(super) async fn failed_in(connection: &mut MySqlConnection, failure: Error) -> Error {
+    match still_open(connection).await {
+        Err(error) if error.kind() == ErrorKind::State => ended().with_source(failure),
+        _ => failure,
+    }
+}
+
+async fn close(connection: &mut MySqlConnection) {
+    // Its answer is an error at any rate.
+    let _ = connection.execute("kill connection_id()").await;
 }
 
 /// How long a connection may take to say that it is fit.
@@ -113,17 +125,22 @@ async fn is_in_step(connection: &mut MySqlConnection) -> bool {
     answer.is_ok_and(|row| row.try_get::<String, _>(0).is_ok_and(|answer| answer == token))
 }
 
-/// Undoes what was done since [`still_open`].
-pub(super) async fn undo(connection: &mut MySqlConnection) {
-    // Fails when the whole transaction has ended: whoever writes in it next finds out.
-    let _ = connection.execute("rollback to savepoint posthaste_enqueue").await;
+/// Undoes what was done since [`still_open`], after this failure. Says instead when the server has ended the
+/// whole transaction with it.
+pub(super) async fn undo(connection: &mut MySqlConnection, failure: Error) -> Error {
+    match connection.execute("rollback to savepoint posthaste_enqueue").await {
+        Err(error) if had_ended(&error) => {
+            close(connection).await;
+            ended().with_source(failure)
+        }
+        _ => failure,
+    }
 }
 
-fn ended(error: sqlx::Error) -> Error {
+fn ended() -> Error {
     Error::new(
         ErrorKind::State,
         "the server has ended the transaction and undone it, as it does with one of two that wait for \
          each other; begin another one",
     )
-    .with_source(error)
 }

@@ -108,11 +108,9 @@ pub(super) async fn commit(mut transaction: Transaction<'static, Sqlite>) -> sql
     transaction.commit().await
 }
 
-/// Whether a commit was refused because the transaction had ended before.
+/// Whether a savepoint is gone, as all are when the transaction has ended before.
 pub(super) fn had_ended(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .is_some_and(|error| error.message().contains("no such savepoint: posthaste_begun"))
+    error.as_database_error().is_some_and(|error| error.message().contains("no such savepoint: "))
 }
 
 /// Refuses where no transaction is open: inside of one SQLite begins no other. Outside of one every statement
