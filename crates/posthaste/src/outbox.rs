@@ -84,7 +84,8 @@ impl<DB: Dialect> Outbox<DB> {
 
     /// Prepares nothing under a name on PostgreSQL: for a pool that goes through a transaction
     /// pooler which does not follow prepared statements, such as PgBouncer before 1.21. It costs a
-    /// round trip with each call. Call it before the outbox is cloned.
+    /// round trip with each call. The notification of relays sets nothing in its session either, which is
+    /// anybody's there. Call it before the outbox is cloned.
     pub fn without_named_statements(self) -> Self {
         self.change(|inner| inner.tables = inner.tables.without_named_statements())
     }

@@ -11,13 +11,13 @@ use posthaste_core::{
     store::{Listener, Wake},
 };
 use sqlx::{
-    Executor,
+    AssertSqlSafe, Executor,
     postgres::{PgListener, PgPoolOptions},
 };
 use tokio::time::timeout;
 
 use super::{PostgresStore, connect_options};
-use crate::{connect::ACQUIRE_TIMEOUT, failure::failed};
+use crate::{connect::ACQUIRE_TIMEOUT, failure::failed, sessions::Lent};
 
 /// After so long without a notification the server is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -38,6 +38,10 @@ impl Wake for PostgresStore {
     async fn notify(&self) -> Result<bool> {
         const NOTIFY: &str = "select pg_notify($1, '')";
 
+        if !self.tables.named_statements() {
+            self.notify_plainly().await?;
+            return Ok(true);
+        }
         let mut session = self.sessions.take("notifying").await?;
         sqlx::query(NOTIFY)
             .bind(channel(self.tables.name()))
@@ -50,6 +54,18 @@ impl Wake for PostgresStore {
 }
 
 impl PostgresStore {
+    /// For a writer behind a transaction pooler, whose session is anybody's: nothing is set in it, nothing is
+    /// prepared, and the connection goes back to the writer's pool.
+    async fn notify_plainly(&self) -> Result<()> {
+        let doing = "notifying";
+        let mut lent = Lent::from(&self.pool, doing).await?;
+        // Of lowercase letters, digits and underscores; the simple protocol binds nothing.
+        let notify = format!("select pg_notify('{}', '')", channel(self.tables.name()));
+        lent.get()?.execute(AssertSqlSafe(notify)).await.map_err(failed(doing))?;
+        lent.done();
+        Ok(())
+    }
+
     /// Listens on a connection of its own: one out of the store's pool would be missing there.
     pub(super) async fn listener(&self, channel: &str) -> Result<PgListener> {
         let options = match &self.listen_url {

@@ -14,7 +14,7 @@ use posthaste_core::{
 };
 use posthaste_stores::{Tables, postgres::PostgresStore};
 use posthaste_testkit::conformance::Subject;
-use sqlx::{AssertSqlSafe, Postgres};
+use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
 use uuid::Uuid;
 
 use self::support::{Outbox, SHARDS, event, pool, soon};
@@ -39,6 +39,30 @@ async fn an_outbox_lives_in_the_schema_of_its_name() {
     assert_eq!(store.check().await.unwrap(), 64);
     let drop = format!("drop schema {schema} cascade");
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
+}
+
+/// A writer's, behind a transaction pooler: the session is anybody's.
+#[tokio::test]
+async fn without_named_statements_a_notification_leaves_nothing_in_its_session() {
+    const SESSION: &str = "
+        select pg_backend_pid(), current_setting('plan_cache_mode'), current_setting('lock_timeout'),
+               (select count(*) from pg_prepared_statements
+                where statement like '%pg_notify%' and statement not like '%pg_prepared_statements%')";
+
+    let outbox = Outbox::new().await;
+    let one = PgPoolOptions::new().max_connections(1);
+    let one = one.connect_with((*outbox.pool.connect_options()).clone()).await.unwrap();
+    let session = async || -> (i32, String, String, i64) {
+        sqlx::query_as(SESSION).fetch_one(&one).await.unwrap()
+    };
+    let before = session().await;
+    let mut listener = outbox.store.listen().await.unwrap().expect("PostgreSQL can listen");
+    let writer = PostgresStore::new(one.clone(), outbox.tables.without_named_statements());
+    writer.notify().await.unwrap();
+    soon(listener.wait()).await.unwrap();
+    assert_eq!(session().await, before);
+    one.close().await;
+    outbox.drop().await;
 }
 
 #[tokio::test]
