@@ -66,9 +66,9 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// relay is only woken: it finds by itself whether there is anything.
     ///
     /// It is an error where nothing was committed, also where the server would answer with success: a
-    /// statement has failed before (PostgreSQL), the database has ended the transaction (MySQL, SQLite), or a call of
-    /// `enqueue`, `savepoint`, `release` or the inbox was dropped half-way. On PostgreSQL this costs one question more, unless
-    /// `enqueue` came last.
+    /// statement has failed before (PostgreSQL), the database has ended the transaction (MySQL, SQLite),
+    /// or a call of `enqueue`, `savepoint`, `release` or the inbox was dropped half-way. On PostgreSQL this
+    /// costs one question more, unless `enqueue` came last.
     pub async fn commit(self) -> Result<()> {
         let Self { mut open, mut batches, proven } = self;
         let refusal = if batches.is_torn() {

@@ -20,6 +20,7 @@ on_every_database! {
     a_commit_after_an_enqueue_that_was_given_up_is_refused,
     an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction,
     a_commit_after_a_savepoint_that_was_given_up_is_refused,
+    a_transaction_that_ended_with_a_savepoint_of_the_drivers_is_not_committed,
     a_commit_after_a_message_that_was_given_up_is_refused,
 }
 
@@ -125,8 +126,7 @@ async fn an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction<
     assert_eq!(on.number(EVENTS).await, 1);
 }
 
-/// The driver rolls back whole what it was setting a savepoint in. On SQLite it does so in the background, and
-/// answers a commit that finds no transaction with success.
+/// The driver rolls back whole what it was setting a savepoint in. On SQLite it does so in the background.
 async fn a_commit_after_a_savepoint_that_was_given_up_is_refused<DB: TestDatabase>(
     on: &Fixture<DB>,
 ) {
@@ -143,6 +143,32 @@ async fn a_commit_after_a_savepoint_that_was_given_up_is_refused<DB: TestDatabas
     assert!(refused.to_string().contains("half-way"), "{refused}");
     on.enqueue(vec![event("k", 2)]).await;
     assert_eq!(on.number(EVENTS).await, 1);
+}
+
+/// The driver rolls back the whole transaction when it is dropped while it sets a savepoint, and says so
+/// to nobody.
+async fn a_transaction_that_ended_with_a_savepoint_of_the_drivers_is_not_committed<
+    DB: TestDatabase,
+>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    for enqueues in [true, false] {
+        let mut tx = loop {
+            let mut tx = outbox.begin(&on.pool).await.unwrap();
+            outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+            if is_given_up(tx.connection().begin()) {
+                break tx;
+            }
+        };
+        if enqueues {
+            let refused = outbox.enqueue(&mut tx, event("k", 2)).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        }
+        let refused = soon("the commit", tx.commit()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        assert_eq!(on.number(EVENTS).await, 0);
+    }
 }
 
 async fn a_commit_after_a_message_that_was_given_up_is_refused<DB: TestDatabase + InboxDialect>(
@@ -476,26 +502,6 @@ async fn an_enqueue_with_which_sqlite_ends_the_transaction_says_so() {
         assert_eq!(tx.commit().await.unwrap_err().kind(), ErrorKind::State);
         assert_eq!(on.number(EVENTS).await, 0);
     }
-    on.clean().await;
-}
-
-/// The driver rolls back the whole transaction when it is dropped while it sets a savepoint, and says so
-/// to nobody.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_ended_with_a_savepoint_is_not_committed() {
-    let on = Postgres::fixture().await;
-    let outbox = on.outbox();
-    let mut tx = loop {
-        let mut tx = outbox.begin(&on.pool).await.unwrap();
-        outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
-        if is_given_up(tx.connection().begin()) {
-            break tx;
-        }
-    };
-    let refused = outbox.enqueue(&mut tx, event("k", 2)).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
-    tx.commit().await.unwrap_err();
-    assert_eq!(on.number(EVENTS).await, 0);
     on.clean().await;
 }
 
