@@ -694,12 +694,21 @@ async fn an_event_does_not_speak_to_the_terminal() {
     ] {
         is_tame(args, &command::succeed(&[args, &["--url", &url]].concat()));
     }
-    // Nor does what the log says of one that is dead.
+    // Nor does what the log says of one that its destination refuses.
     enqueue().await;
     pool.close().await;
-    let args = ["relay", "--once", "--to", "log", "--topic", "{header.none}", "--url", &url];
+    let hook = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("http://{}/?posthaste.allow_private=true", hook.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut request, _) = hook.accept()?;
+        let _ = request.read(&mut [0; 4096])?;
+        request.write_all(
+            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+        )
+    });
+    let args = ["relay", "--once", "--to", &to, "--url", &url];
     let said = stderr(&command::posthaste(&args));
-    assert!(said.contains("given up on"), "{said}");
+    assert!(said.contains("sequence="), "{said}");
     is_tame(&args, &said);
 }
 

@@ -442,7 +442,9 @@ impl<C> Trial<'_, C> {
             group.retain(|place| !chosen.contains(place));
         }
         self.groups.retain(|group| !group.is_empty());
-        chosen.into_iter().for_each(|place| self.groups.push_front(vec![place]));
+        for place in chosen {
+            self.groups.push_front(vec![place]);
+        }
     }
 
     /// Behind one of its key that was not taken, an event is not tried.
