@@ -69,6 +69,9 @@ const MAX_BATCHED: usize = 1_000;
 /// Most such batches under way: a stream may take no more than 50, from all relays together.
 const MAX_BATCHES: usize = 8;
 
+/// When an event comes again whose stream takes nothing: as a relay's longest pause between probes.
+const FULL: Duration = Duration::from_secs(5);
+
 /// Publishes to JetStream and waits for the stream's acknowledgement of each event.
 pub struct Nats {
     config: NatsConfig,
@@ -303,10 +306,14 @@ impl Nats {
             | ErrorCode::CLUSTER_NOT_LEADER
             | ErrorCode::JETSTREAM_NOT_ENABLED
             | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
-            | ErrorCode::STREAM_SEALED) => Outcome::unavailable(format!(
-                "the stream of subject {subject:?} takes nothing for now (JetStream error {})",
-                code.0
-            )),
+            | ErrorCode::STREAM_SEALED) => Outcome::Unavailable {
+                error: format!(
+                    "the stream of subject {subject:?} takes nothing for now (JetStream error {})",
+                    code.0
+                ),
+                // Other streams may take theirs meanwhile: no attempt is counted.
+                after: Some(FULL),
+            },
             code => Outcome::retry(format!(
                 "the stream of subject {subject:?} refused it (JetStream error {})",
                 code.0
