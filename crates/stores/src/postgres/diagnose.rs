@@ -10,12 +10,12 @@ use posthaste_core::{
 };
 use sqlx::{
     Database, Postgres, Row,
-    postgres::{PgRow, PgSslMode},
+    postgres::{PgConnectOptions, PgRow, PgSslMode},
 };
 use uuid::Uuid;
 
 use super::{
-    PostgresStore,
+    PostgresStore, connect_options,
     inspect::time,
     row::Micros,
     schema::{MIGRATIONS, VERSION},
@@ -40,6 +40,35 @@ const PURGE_NEEDS: [Need; 2] = [
 
 /// How much WAL a slot may hold back before it is worth a warning.
 const WAL_LIMIT: i64 = 1 << 30;
+
+/// What these options insist on.
+fn insisted(options: &PgConnectOptions) -> Protection {
+    match options.get_ssl_mode() {
+        PgSslMode::VerifyFull => Protection::Verified,
+        PgSslMode::VerifyCa => Protection::Authority,
+        PgSslMode::Require => Protection::Encrypted,
+        _ => Protection::None,
+    }
+}
+
+/// A password goes to where is listened, too.
+fn with_listening(finding: Finding, options: &PgConnectOptions) -> Finding {
+    let listening = tls_of(options, insisted(options));
+    if finding.level != Level::Ok || listening.level == Level::Ok {
+        return finding;
+    }
+    Finding { text: format!("listen_url: {}", listening.text), ..listening }
+}
+
+fn tls_of(options: &PgConnectOptions, protection: Protection) -> Finding {
+    tls(
+        options.get_host(),
+        options.get_socket().is_some(),
+        protection,
+        "sslmode=verify-full in the URL, and sslrootcert=PATH for an authority that the system does not \
+         trust",
+    )
+}
 
 #[async_trait]
 impl Diagnose for PostgresStore {
@@ -140,26 +169,19 @@ impl PostgresStore {
 
         // Behind a pooler the server speaks of the pooler's connection; a mode that insists on TLS does not.
         let options = self.pool.connect_options();
-        let protection = match options.get_ssl_mode() {
-            PgSslMode::VerifyFull => Protection::Verified,
-            PgSslMode::VerifyCa => Protection::Authority,
-            PgSslMode::Require => Protection::Encrypted,
-            PgSslMode::Prefer => {
-                let encrypted: bool = sqlx::query_scalar(ENCRYPTED)
-                    .fetch_one(&self.pool)
-                    .await
-                    .map_err(failed("asking for TLS"))?;
-                if encrypted { Protection::Encrypted } else { Protection::None }
-            }
-            _ => Protection::None,
-        };
-        Ok(tls(
-            options.get_host(),
-            options.get_socket().is_some(),
-            protection,
-            "sslmode=verify-full in the URL, and sslrootcert=PATH for an authority that the system does \
-             not trust",
-        ))
+        let mut protection = insisted(&options);
+        if matches!(options.get_ssl_mode(), PgSslMode::Prefer) {
+            let encrypted: bool = sqlx::query_scalar(ENCRYPTED)
+                .fetch_one(&self.pool)
+                .await
+                .map_err(failed("asking for TLS"))?;
+            protection = if encrypted { Protection::Encrypted } else { Protection::None };
+        }
+        let finding = tls_of(&options, protection);
+        Ok(match &self.listen_url {
+            Some(url) => with_listening(finding, &connect_options(url.expose())?),
+            None => finding,
+        })
     }
 
     async fn indexes(&self) -> Result<Finding> {
@@ -279,7 +301,7 @@ impl PostgresStore {
         Ok(lacking)
     }
 
-    /// Sends a notification to itself: a pooler that lends connections by the transaction loses it.
+    /// Sends a notification to itself: what stands in between may lose it.
     async fn hears_itself(&self) -> Finding {
         let channel = format!("posthaste_doctor_{:016x}", Uuid::now_v7().as_u128() as u64);
         let heard = async {
@@ -301,8 +323,7 @@ impl PostgresStore {
              polling, later than they could"
         );
         Finding::new("listen", Level::Warning, text).mended_by(
-            "listen_url = \"postgres://…\" in the configuration: a direct connection, not through \
-             a pooler in transaction mode",
+            "listen_url = \"postgres://…\" in the configuration: a direct connection, not through a pooler",
         )
     }
 
@@ -432,5 +453,24 @@ mod tests {
             })
             .collect();
         assert_eq!(tables, ["{events}", "{shards}", "{relays}"]);
+    }
+
+    #[test]
+    fn where_is_listened_counts_for_tls() {
+        let with = |url: &str| {
+            let fine = Finding::ok("tls", "fine");
+            with_listening(fine, &connect_options(url).unwrap())
+        };
+        for url in [
+            "postgres://name:word@127.0.0.1/shop",
+            "postgres://name:word@db.example/shop?sslmode=verify-full",
+        ] {
+            assert_eq!(with(url).text, "fine", "{url}");
+        }
+        let found = with("postgres://name:word@db.example/shop?sslmode=require");
+        assert_eq!(found.level, Level::Warning);
+        assert!(found.text.starts_with("listen_url: TLS: not verified"), "{}", found.text);
+        let found = with("postgres://name:word@db.example/shop");
+        assert!(found.text.starts_with("listen_url: TLS: none"), "{}", found.text);
     }
 }

@@ -92,7 +92,7 @@ pub struct PostgresStore {
     pool: PgPool,
     sessions: Sessions<Postgres>,
     tables: Tables,
-    /// For LISTEN when the pool goes through a transaction pooler; `None` uses the pool's options.
+    /// For LISTEN when that is not to go where the pool goes; `None` uses the pool's options.
     listen_url: Option<Secret>,
     /// No transaction pooler is in between, once somebody has looked.
     direct: Arc<OnceLock<()>>,
@@ -138,8 +138,8 @@ impl PostgresStore {
         }
     }
 
-    /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own
-    /// and does not work through a transaction pooler.
+    /// Listens for wake-ups on this URL instead of the pool's: LISTEN needs a session of its own, which a pooler in
+    /// session mode may end when it is idle.
     pub fn with_listen_url(mut self, url: impl Into<String>) -> Self {
         self.listen_url = Some(Secret::new(url));
         self
