@@ -23,7 +23,10 @@ const view = (context, { audit, next }) =>
             kind: "when",
             cell: ({ at }) => time(at),
           },
-          { head: "Who", cell: ({ by }) => h("strong", null, by) },
+          {
+            head: "Who",
+            cell: ({ by, account }) => [h("strong", null, by), account && h("span.under", null, account)],
+          },
           {
             head: "What",
             cell: ({ action }) => h("code", null, action),

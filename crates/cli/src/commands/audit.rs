@@ -41,8 +41,8 @@ pub(crate) async fn run(args: AuditArgs) -> Result<()> {
     if entries.is_empty() {
         return print("nobody has changed anything\n");
     }
-    let mut audit = table(["at", "by", "action", "subject", "changed", "ended"]);
-    for AuditRecord { at, change, ended_at, affected, error, .. } in &entries {
+    let mut audit = table(["at", "by", "account", "action", "subject", "changed", "ended"]);
+    for AuditRecord { at, change, account, ended_at, affected, error, .. } in &entries {
         let ended = match (ended_at, error) {
             (None, _) => "not yet, or it died".to_owned(),
             (Some(_), Some(error)) => error.clone(),
@@ -51,6 +51,7 @@ pub(crate) async fn run(args: AuditArgs) -> Result<()> {
         audit.add_row([
             format!("{at:.0}"),
             change.by.clone(),
+            account.clone().unwrap_or_default(),
             change.action.clone(),
             change.subject.clone(),
             affected.to_string(),

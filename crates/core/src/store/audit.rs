@@ -24,6 +24,9 @@ pub struct AuditRecord {
     /// The change.
     #[serde(flatten)]
     pub change: Change,
+    /// As whom and from where its connection had logged in to the database, as the server knows it; `None` where it
+    /// knows no accounts.
+    pub account: Option<String>,
     /// When it ended; `None` while it runs, or when whoever made it died.
     pub ended_at: Option<Timestamp>,
     /// How many it changed.

@@ -44,7 +44,8 @@ impl Audit for MySqlStore {
 
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<AuditRecord>> {
         const AUDITS: &str = "
-            select id, timestampdiff(microsecond, '1970-01-01', at), changed_by, action, subject, timestampdiff(microsecond, '1970-01-01', ended_at), affected, error
+            select id, timestampdiff(microsecond, '1970-01-01', at), changed_by, action, subject,
+                timestampdiff(microsecond, '1970-01-01', ended_at), affected, error, db_user
             from {audit}
             where id < ?
             order by id desc
@@ -62,6 +63,7 @@ impl Audit for MySqlStore {
                         action: row.try_get(3)?,
                         subject: row.try_get(4)?,
                     },
+                    account: row.try_get(8)?,
                     ended_at: row.try_get::<Option<i64>, _>(5)?.and_then(timestamp),
                     affected: row.try_get::<i64, _>(6)?.max(0) as u64,
                     error: row.try_get(7)?,

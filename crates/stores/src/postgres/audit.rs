@@ -43,7 +43,8 @@ impl Audit for PostgresStore {
 
     async fn audits(&self, before: Option<i64>, limit: usize) -> Result<Vec<AuditRecord>> {
         const AUDITS: &str = "
-            select id, at, changed_by, action, subject, ended_at, affected, error
+            select id, at, changed_by, action, subject, ended_at, affected, error,
+                db_user || coalesce('@' || host(client_addr), '')
             from {audit}
             where id < $1
             order by id desc
@@ -61,6 +62,7 @@ impl Audit for PostgresStore {
                         action: row.try_get(3)?,
                         subject: row.try_get(4)?,
                     },
+                    account: row.try_get(8)?,
                     ended_at: row.try_get::<Option<Micros>, _>(5)?.and_then(Micros::timestamp),
                     affected: row.try_get::<i64, _>(6)?.max(0) as u64,
                     error: row.try_get(7)?,

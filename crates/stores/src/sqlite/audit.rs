@@ -69,6 +69,7 @@ impl Audit for SqliteStore {
                         action: row.try_get(3)?,
                         subject: row.try_get(4)?,
                     },
+                    account: None,
                     ended_at: time(&row, 5),
                     affected: row.try_get::<i64, _>(6)?.max(0) as u64,
                     error: row.try_get(7)?,

@@ -61,6 +61,9 @@ pub async fn a_change_is_on_record_before_it_is_made<DB: Dialect>(subject: &Subj
     let running = outbox.store.audits(None, 10).await.unwrap();
     assert_eq!((running[0].id, running[0].ended_at), (first, None));
     assert_eq!(running[0].change, change("dead.replay"));
+    // The server knows who has logged in.
+    let account = running[0].account.as_deref().map(|account| account.contains('@'));
+    assert_eq!(account, (DB::NAME != "SQLite").then_some(true));
 
     outbox.store.audit_end(first, 3, None).await.unwrap();
     outbox.store.audit_end(first, 9, Some("later")).await.unwrap();
