@@ -83,13 +83,17 @@ impl Budget {
         share: &Share,
         destinations: usize,
     ) -> bool {
-        share.0.load(Ordering::Relaxed) >= self.limit / (destinations + 1) / 16 * sixteenths
+        share.0.load(Ordering::Relaxed) >= self.for_pages() / (destinations + 1) / 16 * sixteenths
     }
 
     /// How many bytes of payloads and headers the next page may have; `None` when it must wait. With
     /// nothing in memory one event may always come, however large it is.
     pub(crate) fn page(&self) -> Option<usize> {
-        self.part(self.limit - self.limit / FOR_SMALL_PAGES, PAGE)
+        self.part(self.for_pages(), PAGE)
+    }
+
+    fn for_pages(&self) -> usize {
+        self.limit - self.limit / FOR_SMALL_PAGES
     }
 
     /// The same for a page that is one of several. There may be room for these when there is none for a larger one.

@@ -1,6 +1,10 @@
 //! Claim: heartbeats, renewals, taking shards and handing them over.
 
-use std::{collections::BTreeSet, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+    time::Instant,
+};
 
 use posthaste_core::{
     Error, ErrorKind, Result,
@@ -308,6 +312,13 @@ impl Driver {
         }
     }
 
+    /// Outcomes that are laid aside under leases that are no longer ours.
+    pub(crate) fn forget_lost(&mut self) {
+        let held: HashSet<Held> = self.shards.held().into_iter().collect();
+        let forgotten = self.unwritten.forget(|one| held.contains(one));
+        self.lanes.refused(forgotten);
+    }
+
     pub(crate) fn lose(&mut self, lost: &BTreeSet<u16>) {
         if lost.is_empty() {
             return;
@@ -318,6 +329,7 @@ impl Driver {
             self.give_away(self.shards.reading());
         }
         self.lanes.lose_shards(lost);
+        self.forget_lost();
         self.end_survey(|shard| lost.contains(&shard));
         if self.shards.is_empty() {
             self.reset_source();

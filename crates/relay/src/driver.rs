@@ -595,6 +595,7 @@ impl Driver {
                     Ok(()) => {
                         let released = self.shards.lost(&held);
                         self.lanes.lose_shards(&released);
+                        self.forget_lost();
                         if self.shards.is_empty() {
                             self.reset_source();
                         }
@@ -657,7 +658,7 @@ impl Driver {
         if self.stopping.is_none() && self.looks_beyond() {
             until = until.min(self.beyond_at);
         }
-        if let Some(question) = self.unwritten.next_question() {
+        if let Some(question) = self.unwritten.next_question().filter(|_| !self.resting) {
             until = until.min(question);
         }
         if let Some(stopping) = &self.stopping {

@@ -180,7 +180,9 @@ impl Driver {
         let reserved = self.lanes.budget().reserve(bytes);
         let (store, shards) = (Arc::clone(&self.store), self.shards.reading());
         let from = self.source.position().clone();
-        let in_hand = self.lanes.keys_in_hand();
+        // Of a key that waits for a locked row nothing more may come: it would wait, too.
+        let at = if self.unwritten.is_full() { 1 } else { self.outlets.len() };
+        let in_hand = self.lanes.keys_in_hand(at);
         let read = self.lanes.read_began_beyond(from.sequence);
         let deadline = self.config.deadline();
         self.waiting_beyond.retain(|_, until| until.is_none_or(|until| now < until));
@@ -222,11 +224,13 @@ impl Driver {
     }
 
     /// Notes since when the memory has no room for what polls read, although destinations have some for more
-    /// publishes: what waits follows events of its own key.
+    /// publishes: what waits follows events of its own key, or outcomes whose rows are locked.
     fn note_clog(&mut self, now: Instant) {
         let full = self.lanes.cold_room(self.config.cold_queue) < self.config.batch.div_ceil(2)
-            || self.lanes.budget().page().is_none();
-        let clogged = full && self.lanes.waits_for_its_keys();
+            || self.lanes.budget().page().is_none()
+            || self.unwritten.is_full();
+        let moves = self.lanes.in_flight() > 0 || !self.unwritten.is_empty();
+        let clogged = full && moves && self.lanes.waits_for_its_keys();
         self.clogged_since = clogged.then(|| self.clogged_since.unwrap_or(now));
     }
 

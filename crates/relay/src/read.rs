@@ -145,10 +145,13 @@ impl Driver {
         };
         // Without a byte in memory one event may pass, however large it is.
         let bytes = self.lanes.budget().page();
-        if self.lanes.unsettled() >= SETTLE_BATCHES * batch || self.unwritten.is_full() {
+        if self.lanes.unsettled() >= SETTLE_BATCHES * batch {
             // What is read and cannot go is written back: writing has to keep up.
             return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
         }
+        let due = due.min(self.unwritten.room());
+        let (cold, behind) =
+            if self.unwritten.is_full() { (0, Vec::new()) } else { (cold, behind) };
         let replays = self.lanes.replay_room(limit);
         Room { cold, due, replays, blocked: self.lanes.all_blocked(), behind, bytes, least }
     }

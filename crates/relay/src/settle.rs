@@ -134,11 +134,14 @@ fn leases(fence: &Fence) -> &[Held] {
 
 impl Driver {
     pub(crate) fn settle(&mut self) {
-        if self.settling || self.resting {
+        if self.resting {
             return;
         }
         let now = self.clock.now();
         self.ask_again(now);
+        if self.settling {
+            return;
+        }
         let Some(batch) = self.next_batch(now) else { return };
         self.settling = true;
         if !self.unwritten.is_wary(now) {
@@ -250,6 +253,7 @@ impl Driver {
                         sequence,
                         "the outcome of an event cannot be written in time; it waits"
                     );
+                    self.lanes.cannot_record(sequence);
                 }
                 self.rest();
             }

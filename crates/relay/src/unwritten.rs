@@ -24,7 +24,7 @@ use std::{
 
 use posthaste_core::{
     Key,
-    store::{Fence, Settlement, Verdict},
+    store::{Fence, Held, Settlement, Verdict},
 };
 
 use crate::settle::Batch;
@@ -90,6 +90,42 @@ impl Unwritten {
         !self.aside.is_empty() || self.wary_until.is_some_and(|until| now < until)
     }
 
+    /// How many more may be laid aside that were due: none of these is of a lane that is behind a locked one, but
+    /// those that were delayed.
+    pub(crate) fn room(&self) -> usize {
+        (2 * MOST_ASIDE).saturating_sub(self.waiting.len())
+    }
+
+    /// Forgets what may not be written any more. Gives the events.
+    pub(crate) fn forget(&mut self, is_held: impl Fn(&Held) -> bool) -> Vec<i64> {
+        let lost = |batch: &Batch| {
+            batch.parts.iter().any(|(fence, _)| match fence {
+                Fence::Shards { held, .. } => !held.iter().all(&is_held),
+                Fence::Rows(_) => false,
+            })
+        };
+        let mut forgotten = Vec::new();
+        for of_key in self.aside.values_mut() {
+            for aside in of_key.iter_mut() {
+                for batch in aside.batches.iter().filter(|batch| lost(batch)) {
+                    forgotten.extend(batch.sequences());
+                }
+                aside.batches.retain(|batch| !lost(batch));
+                if let Some(first) =
+                    aside.batches.front().and_then(|first| first.sequences().next())
+                {
+                    aside.sequence = first;
+                }
+            }
+            of_key.retain(|aside| !aside.batches.is_empty());
+        }
+        self.aside.retain(|_, of_key| !of_key.is_empty());
+        for sequence in &forgotten {
+            self.waiting.remove(sequence);
+        }
+        forgotten
+    }
+
     /// What is to be written before anything else.
     pub(crate) fn next(&mut self) -> Option<Batch> {
         self.pieces.pop_front()
@@ -100,8 +136,8 @@ impl Unwritten {
         self.pieces.push_front(batch);
     }
 
-    /// The batch was not written in time. Returns the number of the event that is laid aside, if it was that
-    /// one alone.
+    /// The batch was not written in time. Returns the number of its event, if it has no other: this is laid aside, or
+    /// cannot be recorded.
     pub(crate) fn timed_out(&mut self, batch: Batch, now: Instant) -> Option<i64> {
         let was_wary = self.is_wary(now);
         self.wary_until = Some(now + WARY);
@@ -126,7 +162,9 @@ impl Unwritten {
         let (fence, settlement) =
             batch.parts.into_iter().find_map(|(fence, mut part)| Some((fence, part.pop()?)))?;
         let sequence = settlement.sequence;
-        self.lay_aside(&fence, settlement, Some(now + WARY));
+        if !matches!(settlement.verdict, Verdict::Suspect { .. }) {
+            self.lay_aside(&fence, settlement, Some(now + WARY));
+        }
         Some(sequence)
     }
 
@@ -151,8 +189,9 @@ impl Unwritten {
             for settlement in part {
                 let sequence = settlement.sequence;
                 let is_locked = locked.contains(&sequence);
-                if is_locked && matches!(settlement.verdict, Verdict::Suspect { .. }) {
-                    suspects.push(sequence);
+                if matches!(settlement.verdict, Verdict::Suspect { .. }) {
+                    // The head of its lane waits behind nothing of it.
+                    if is_locked { suspects.push(sequence) } else { goes.push(settlement) }
                 } else if let Some(before) = self.before(&settlement) {
                     before.follow(&fence, settlement);
                     self.waiting.insert(sequence);
@@ -275,7 +314,7 @@ fn lane(settlement: &Settlement) -> Option<(&str, Key)> {
 
 #[cfg(test)]
 mod tests {
-    use posthaste_core::store::{Held, Identity};
+    use posthaste_core::store::Identity;
 
     use super::*;
 
@@ -418,6 +457,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_fenced_by_a_lost_lease_is_forgotten() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        unwritten.take_locked(batch(vec![retry(1, 1), held(2, 1), retry(3, 3)]), &[1], now);
+        let mut taken_anew = batch(vec![held(4, 1)]);
+        let held_now = Held { shard: 0, epoch: 2 };
+        taken_anew.parts[0].0 = Fence::Shards { owner: "a".to_owned(), held: vec![held_now] };
+        unwritten.take_locked(taken_anew, &[], now);
+        assert_eq!(unwritten.forget(|held| *held == held_now), [1, 2]);
+        assert!(!unwritten.is_aside(1) && unwritten.is_aside(4));
+        assert_eq!(unwritten.asks(now), Some(vec![4]));
+        assert_eq!(unwritten.forget(|_| false), [4]);
+        assert!(unwritten.is_empty());
+    }
+
+    #[test]
     fn a_suspect_that_cannot_be_recorded_is_not_waited_for() {
         let (mut unwritten, now) = (Unwritten::default(), Instant::now());
         let suspect = |sequence| {
@@ -428,5 +482,12 @@ mod tests {
             unwritten.take_locked(batch(vec![suspect(1), suspect(2), retry(3, 3)]), &[1, 3], now);
         assert_eq!((sequences(&rest), suspects), (vec![2], vec![1]));
         assert!(unwritten.is_aside(3) && !unwritten.is_aside(1));
+        // Nor does one wait behind a follower of its own.
+        unwritten.take_locked(batch(vec![held(5, 4)]), &[5], now);
+        let (rest, suspects) = unwritten.take_locked(batch(vec![suspect(4)]), &[], now);
+        assert_eq!((sequences(&rest), suspects), (vec![4], vec![]));
+        // Nor when nobody knows of a lock.
+        assert_eq!(unwritten.timed_out(batch(vec![suspect(4)]), now), Some(4));
+        assert!(!unwritten.is_aside(4));
     }
 }

@@ -25,6 +25,10 @@ impl Found {
     pub(crate) fn new(sequence: i64, bytes: i64, key: KeyColumns<'_>) -> Self {
         Self { sequence, bytes, key: key.text().map(|key| Key::of(&key)) }
     }
+
+    pub(crate) fn is_of(&self, keys: &HashSet<Key>) -> bool {
+        self.key.is_some_and(|key| keys.contains(&key))
+    }
 }
 
 /// Of these events, up to [`LOOK_ROWS`], those of other keys than these, within the limit. The next look begins after
@@ -42,7 +46,7 @@ pub(crate) fn page(
     let mut page = Vec::new();
     let mut end =
         found.last().filter(|_| found.len() >= LOOK_ROWS).map_or(end, |last| last.sequence);
-    for one in found.iter().filter(|one| !one.key.is_some_and(|key| but.contains(&key))) {
+    for one in found.iter().filter(|one| !one.is_of(but)) {
         // One that is larger than the limit comes alone.
         if bytes >= limit.bytes || page.len() >= limit.rows {
             end = page.last().copied().unwrap_or(end);

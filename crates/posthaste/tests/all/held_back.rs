@@ -21,25 +21,29 @@ use crate::support::{Fixture, LIMIT, TestDatabase, event, quick, soon};
 
 /// SQLite locks no rows.
 mod locked {
-    use super::rows_that_somebody_has_locked_hold_back_no_other as it;
-
-    mod postgres {
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn rows_that_somebody_has_locked_hold_back_no_other() {
-            let fixture = <sqlx::Postgres as crate::support::TestDatabase>::fixture().await;
-            super::it(&fixture).await;
-            fixture.clean().await;
-        }
+    macro_rules! on_servers {
+        ($($case:ident),* $(,)?) => {
+            on_servers!(postgres: sqlx::Postgres; $($case),*);
+            on_servers!(mariadb: sqlx::MySql; $($case),*);
+        };
+        ($module:ident: $database:ty; $($case:ident),*) => {
+            mod $module {
+                $(
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    async fn $case() {
+                        let fixture = <$database as crate::support::TestDatabase>::fixture().await;
+                        crate::held_back::$case(&fixture).await;
+                        fixture.clean().await;
+                    }
+                )*
+            }
+        };
     }
 
-    mod mariadb {
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn rows_that_somebody_has_locked_hold_back_no_other() {
-            let fixture = <sqlx::MySql as crate::support::TestDatabase>::fixture().await;
-            super::it(&fixture).await;
-            fixture.clean().await;
-        }
-    }
+    on_servers!(
+        rows_that_somebody_has_locked_hold_back_no_other,
+        a_key_behind_a_locked_row_holds_back_no_other,
+    );
 }
 
 on_every_database!(
@@ -86,6 +90,34 @@ async fn rows_that_somebody_has_locked_hold_back_no_other<DB: TestDatabase>(on: 
     all_sent(on, (OTHERS + LOCKED) as i64 + 1).await;
     relay.stop().await.unwrap();
     assert_eq!(transport.delivered().len(), OTHERS + LOCKED + 1, "each once");
+}
+
+/// The outcome of the first cannot be written, and what follows it fills the memory.
+async fn a_key_behind_a_locked_row_holds_back_no_other<DB: TestDatabase>(on: &Fixture<DB>) {
+    const FOLLOWERS: usize = 1_000;
+    const OTHERS: usize = 20;
+
+    let Enqueued { sequence, .. } = on.enqueue(vec![event("locked", 0)]).await.remove(0);
+    let mut operator = on.pool.begin().await.unwrap();
+    let lock = format!("select sequence from {{events}} where sequence = {sequence} for update");
+    DB::run_on(&mut operator, on.tables.fill(&lock)).await.unwrap();
+    on.enqueue((1..=FOLLOWERS).map(|n| event("locked", n)).collect()).await;
+    on.enqueue((0..OTHERS).map(|n| event(&n.to_string(), n)).collect()).await;
+    let transport = MemoryTransport::scripted(|envelope| {
+        match (envelope.event.aggregate_id(), envelope.sequence) {
+            (Some("locked"), 1) => Outcome::dead("never"),
+            _ => Outcome::Delivered,
+        }
+    });
+    let config = Config { lease: Duration::from_secs(30), batch: 50, cold_queue: 100, ..quick() };
+    let relay = on.relay(transport.clone(), config);
+    relay.start().await.unwrap();
+    soon("the others", transport.wait_for(OTHERS)).await;
+    let delivered = transport.delivered();
+    assert!(delivered.iter().all(|one| one.event.aggregate_id() != Some("locked")), "in order");
+    operator.rollback().await.unwrap();
+    soon("the rest", transport.wait_for(OTHERS + FOLLOWERS)).await;
+    relay.stop().await.unwrap();
 }
 
 /// Numbers that lie so far apart come from a backlog that the cursor still reads, while the hot path has brought

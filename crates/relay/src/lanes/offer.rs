@@ -38,17 +38,18 @@ impl Lanes {
 
     /// All that waits in memory follows events of its own key that are under way.
     pub fn waits_for_its_keys(&self) -> bool {
-        self.in_flight > 0 && self.destinations.iter().all(|of| !of.has_ready())
+        self.destinations.iter().all(|of| !of.has_ready())
     }
 
-    /// Keys of which something is in hand or blocks at each destination: what comes of them waits in line.
-    pub fn keys_in_hand(&self) -> HashSet<Key> {
-        let destinations = self.configured().len();
+    /// Keys of which something is in hand or blocks at so many of the configured destinations: what comes of them
+    /// waits in line there.
+    pub fn keys_in_hand(&self, at: usize) -> HashSet<Key> {
+        let configured = self.configured();
         let mut lanes: HashMap<Key, usize> = HashMap::with_capacity(self.lanes.len());
-        for id in self.lanes.keys() {
+        for id in self.lanes.keys().filter(|id| configured.contains(&id.destination)) {
             *lanes.entry(id.key).or_default() += 1;
         }
-        lanes.into_iter().filter(|(_, lanes)| *lanes >= destinations).map(|(key, _)| key).collect()
+        lanes.into_iter().filter(|(_, lanes)| *lanes >= at).map(|(key, _)| key).collect()
     }
 
     /// The same for replays, of destinations that take events or can be tried with one.

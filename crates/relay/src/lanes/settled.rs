@@ -71,6 +71,8 @@ impl Lanes {
         }
         let recorded = std::mem::take(&mut entry.recorded);
         entry.attempts -= recorded.attempts();
+        // Its lane counts it among those under way until it has left.
+        entry.state = State::Suspect;
         self.careful.done(sequence);
         if self.rules.unordered || self.shards.contains_key(&entry.shard) {
             self.write_back(sequence, UNAVAILABLE_WAIT, "somebody had locked its row".to_owned());

@@ -319,6 +319,33 @@ fn only_a_suspect_that_was_alone_when_its_relay_died_is_counted() {
 }
 
 #[test]
+fn a_suspect_whose_row_is_locked_makes_way_and_goes_when_that_is_free() {
+    let suspect = |sequence| Fetched { wait: Some(Wait::Suspect), ..row(sequence, sequence as u8) };
+    let mut lanes = Lanes::new(rules(OnDead::Skip, false));
+    lanes.open_shard(0, Some(40));
+    for sequence in [1, 2] {
+        lanes.offer(suspect(sequence), Origin::Due, None, now());
+    }
+    dispatch(&mut lanes);
+    assert_eq!(lanes.next_settlements(10).len(), 1, "the record of 1");
+    lanes.cannot_record(1);
+    let written = lanes.next_settlements(10);
+    assert!(matches!(written[0].settlement.verdict, Verdict::Retry { .. }), "{written:?}");
+    assert_eq!(written[0].settlement.attempts, 0);
+    // The row stays locked meanwhile.
+    assert_eq!(recorded(&mut lanes), [(2, 1, false)]);
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    assert_eq!(settle(&mut lanes), [(2, Verdict::Sent)]);
+
+    lanes.settled([1], now());
+    let due = Fetched { wait: Some(Wait::Retry), ..row(1, 1) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Accepted);
+    assert_eq!(recorded(&mut lanes).len(), 1);
+    assert_eq!(dispatch(&mut lanes), [1]);
+}
+
+#[test]
 fn a_failure_of_a_suspect_in_a_group_is_counted_as_any_other() {
     let mut lanes = Lanes::new(rules(OnDead::Skip, false));
     lanes.open_shard(0, Some(40));

@@ -4,7 +4,7 @@
 //! take it along, and its shard is computed here.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -305,23 +305,40 @@ impl Read for MySqlStore {
         let mut session = self.session(DOING).await?;
         let after = self.beyond.load(Ordering::Relaxed).max(from.sequence);
         let end = after.saturating_add(LOOK_LIMIT as i64);
-        let found: Vec<Found> =
+        let mut found: Vec<Found> =
             bind_shards(sqlx::query(self.listing(BEYOND, shards.len())), shards)
                 .bind(after)
                 .bind(end)
                 .bind(LOOK_ROWS as u64)
                 .try_map(|row: MySqlRow| {
                     let key = KeyColumns {
-                        ordering_key: row.try_get_unchecked(2)?,
-                        tenant: row.try_get_unchecked(3)?,
-                        aggregate_type: row.try_get_unchecked(4)?,
-                        aggregate_id: row.try_get_unchecked(5)?,
+                        ordering_key: row.try_get_unchecked(1)?,
+                        tenant: row.try_get_unchecked(2)?,
+                        aggregate_type: row.try_get_unchecked(3)?,
+                        aggregate_id: row.try_get_unchecked(4)?,
                     };
-                    Ok(Found::new(row.try_get(0)?, row.try_get(1)?, key))
+                    Ok(Found::new(row.try_get(0)?, 0, key))
                 })
                 .fetch_all(&mut *session)
                 .await
                 .map_err(failed(DOING))?;
+        // The server reads a payload whole to tell its length: only of those that may go.
+        let limit = self.fewer(limit);
+        let others = found.iter_mut().filter(|one| !one.is_of(but)).take(limit.rows.min(LIST));
+        let mut others: Vec<&mut Found> = others.collect();
+        if !others.is_empty() {
+            let numbers: Vec<i64> = others.iter().map(|one| one.sequence).collect();
+            let mut query = sqlx::query_as(self.listing(SIZES, numbers.len()));
+            for number in padded(&numbers) {
+                query = query.bind(number);
+            }
+            let sizes: Vec<(i64, i64)> =
+                query.fetch_all(&mut *session).await.map_err(failed(DOING))?;
+            let sizes: HashMap<i64, i64> = sizes.into_iter().collect();
+            for one in &mut others {
+                one.bytes = sizes.get(&one.sequence).copied().unwrap_or_default();
+            }
+        }
         let newest: Option<i64> = sqlx::query_scalar(self.tables.sql(NEWEST))
             .fetch_one(&mut *session)
             .await
@@ -459,14 +476,16 @@ const AHEAD: &str = concat!(
 );
 
 const BEYOND: &str = concat!(
-    "select e.sequence,
-        cast(length(e.payload) + coalesce(length(e.headers), 0) as signed),
-        e.ordering_key, e.tenant, e.aggregate_type, e.aggregate_id
+    "select e.sequence, e.ordering_key, e.tenant, e.aggregate_type, e.aggregate_id
     from {events} e force index (primary)
     where (e.shard in ({list}) or e.shard is null) and e.sequence > ? and e.sequence <= ? and ",
     readable!(),
     " order by e.sequence limit ?"
 );
+
+const SIZES: &str = "
+    select e.sequence, cast(length(e.payload) + coalesce(length(e.headers), 0) as signed)
+    from {events} e force index (primary) where e.sequence in ({list})";
 
 const LATE: &str = concat!(
     "select ",
