@@ -1,6 +1,7 @@
 //! Connections: limits the number in all and for each peer, adds TLS where it is set, and ends them in order.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -161,12 +162,16 @@ async fn answer(
     let stream = WriteDeadline::new(stream, limits.read_answer, move || taken.flushed());
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: Request<Incoming>| {
-        asked.asked();
-        let (response, activity) = (router.call(request), Arc::clone(&asked));
+        let response = asked.asked().then(|| router.call(request));
+        let activity = Arc::clone(&asked);
         async move {
-            let response = response.await;
+            // An error ends the connection without an answer.
+            let Some(response) = response else {
+                return Err(io::Error::other("the connection made room for another one"));
+            };
+            let Ok(response) = response.await;
             activity.answered();
-            response
+            Ok(response)
         }
     });
     let connection = http1::Builder::new()
@@ -211,6 +216,27 @@ mod tests {
         let mut taken = Vec::new();
         theirs.read_to_end(&mut taken).await.unwrap();
         assert!(taken.starts_with(OK) && taken.len() <= 64, "{taken:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_closes_runs_no_request() {
+        let (ours, mut theirs) = duplex(64);
+        let (begun, mut at_work) = mpsc::unbounded_channel();
+        let work = async move || {
+            let _ = begun.send(());
+            "done"
+        };
+        let router = Router::new().route("/", get(work));
+        let graceful = GracefulShutdown::new();
+        let activity = Arc::new(Activity::new());
+        assert!(activity.close());
+        theirs.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+        let answered = answer(ours, router, graceful.watcher(), Limits::ADMIN, &activity);
+        timeout(LIMIT, answered).await.expect("it stays open");
+        let mut taken = Vec::new();
+        theirs.read_to_end(&mut taken).await.unwrap();
+        assert_eq!(taken, b"");
+        assert!(at_work.try_recv().is_err(), "the request was run");
     }
 
     async fn ask(address: SocketAddr, path: &str) -> TcpStream {

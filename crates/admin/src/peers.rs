@@ -20,6 +20,8 @@ enum State {
     Asked,
     /// The answer is on its way. No answer here is a stream: all of it is written at once.
     Answered,
+    /// Another connection has its place. No request is run any more.
+    Closing,
 }
 
 /// What a connection does now.
@@ -40,8 +42,16 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn asked(&self) {
-        *self.state() = State::Asked;
+    /// A request has come. `false` when the connection is closing: then the request must not be run, because its
+    /// handler would be dropped half-way.
+    #[must_use]
+    pub(crate) fn asked(&self) -> bool {
+        let mut state = self.state();
+        if matches!(*state, State::Closing) {
+            return false;
+        }
+        *state = State::Asked;
+        true
     }
 
     pub(crate) fn answered(&self) {
@@ -59,8 +69,20 @@ impl Activity {
     fn idle_since(&self) -> Option<Instant> {
         match *self.state() {
             State::Idle(since) => Some(since),
-            State::Asked | State::Answered => None,
+            State::Asked | State::Answered | State::Closing => None,
         }
+    }
+
+    /// Ends an idle connection. `false` when it is not idle: a request may have come since somebody looked.
+    #[must_use]
+    pub(crate) fn close(&self) -> bool {
+        let mut state = self.state();
+        if !matches!(*state, State::Idle(_)) {
+            return false;
+        }
+        *state = State::Closing;
+        self.closed.notify_one();
+        true
     }
 
     /// Returns when the connection is to end.
@@ -86,8 +108,11 @@ impl Peers {
         if of_peer.len() >= OF_ONE_PEER {
             let places = of_peer.iter().enumerate();
             let idle = places.filter_map(|(place, one)| Some((one.idle_since()?, place)));
-            let (_, oldest) = idle.min()?;
-            of_peer.remove(oldest).closed.notify_one();
+            let mut idle: Vec<_> = idle.collect();
+            idle.sort_unstable();
+            // Another thread may have read a request of one that was idle a moment ago.
+            let (_, closed) = idle.into_iter().find(|&(_, place)| of_peer[place].close())?;
+            of_peer.remove(closed);
         }
         let activity = Arc::new(Activity::new());
         of_peer.push(Arc::clone(&activity));
@@ -111,5 +136,70 @@ impl Drop for Entered {
                 open.remove(&self.peer);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, thread, time::Duration};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    async fn is_told(activity: &Activity) -> bool {
+        timeout(Duration::from_secs(5), activity.closed()).await.is_ok()
+    }
+
+    #[test]
+    fn a_connection_closes_only_while_it_is_idle() {
+        let activity = Activity::new();
+        assert!(activity.asked());
+        assert!(!activity.close(), "a request is worked on");
+        activity.flushed();
+        assert!(!activity.close(), "nothing is answered yet");
+        activity.answered();
+        assert!(!activity.close(), "the answer is on its way");
+        activity.flushed();
+        assert!(activity.close());
+        assert!(!activity.close(), "once is enough");
+        assert!(!activity.asked(), "no request is run on a connection that closes");
+        activity.flushed();
+        assert!(!activity.asked(), "a connection that closes is never idle again");
+    }
+
+    #[test]
+    fn a_request_and_a_close_at_once_do_not_both_win() {
+        for _ in 0..1000 {
+            let activity = Activity::new();
+            let (asked, closed) = thread::scope(|scope| {
+                let asked = scope.spawn(|| activity.asked());
+                let closed = activity.close();
+                (asked.join().unwrap(), closed)
+            });
+            assert_ne!(asked, closed);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_one_that_is_idle_for_longest_makes_room_and_runs_no_request() {
+        let peers = Peers::default();
+        let open: Vec<Entered> = (0..OF_ONE_PEER).filter_map(|_| peers.enter(PEER)).collect();
+        assert_eq!(open.len(), OF_ONE_PEER);
+        assert!(open[0].activity.asked());
+        let other = peers.enter(PEER).expect("the second one is idle");
+        assert!(is_told(&open[1].activity).await);
+        assert!(!open[1].activity.asked());
+
+        for one in open[2..].iter().chain([&other]) {
+            assert!(one.activity.asked());
+        }
+        assert!(peers.enter(PEER).is_none(), "all are at work");
+        open[0].activity.answered();
+        open[0].activity.flushed();
+        assert!(peers.enter(PEER).is_some());
+        assert!(is_told(&open[0].activity).await);
     }
 }
