@@ -26,7 +26,7 @@ use tracing_subscriber::{
 
 use crate::{
     config::{LogLines, LogSettings},
-    otlp,
+    otlp, output,
 };
 
 /// Logs from here on. `RUST_LOG` wins over the settings, and they over `level`.
@@ -93,7 +93,7 @@ impl Visit for VisibleVisitor<'_> {
     }
 }
 
-/// One JSON object a line: `time`, `level`, `target`, `message` and the fields.
+/// One JSON object a line: `time`, `level`, `target`, `message` and the fields. No value speaks to the terminal.
 struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines
@@ -117,7 +117,8 @@ where
             fields.0.insert(name.to_owned(), value.into());
         }
         event.record(&mut fields);
-        writeln!(writer, "{}", Value::Object(fields.0))
+        let line = Value::Object(fields.0).to_string();
+        writeln!(writer, "{}", output::escaped(line))
     }
 }
 
@@ -181,6 +182,12 @@ mod tests {
         }
     }
 
+    impl Log {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
     /// The text lines of a failure in which every value would speak to the terminal.
     fn forged(ansi: bool) -> String {
         let log = Arc::new(Log::default());
@@ -190,8 +197,7 @@ mod tests {
             let _in = tracing::error_span!("publish", topic = %told).entered();
             tracing::error!(quoted = told, error = %told, "dead: {told}");
         });
-        let bytes = log.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        log.text()
     }
 
     #[test]
@@ -211,5 +217,23 @@ mod tests {
         assert!(text.contains("\u{1b}[3merror\u{1b}[0m"), "{text:?}");
         assert!(!text.contains("\u{1b}]") && !text.contains('\u{9b}'), "{text:?}");
         assert_eq!(text.lines().count(), 1, "{text:?}");
+    }
+
+    #[test]
+    fn a_value_in_json_does_not_speak_to_the_terminal() {
+        let log = Arc::new(Log::default());
+        let builder = tracing_subscriber::fmt().with_writer(Arc::clone(&log));
+        let told = "told\n\u{1b}]52;c;eA==\u{7}\u{7f}\u{80}\u{9b}31m\u{9f}\u{a0}é";
+        tracing::subscriber::with_default(builder.event_format(JsonLines).finish(), || {
+            tracing::error!(quoted = told, error = %told, "dead: {told}");
+        });
+        let text = log.text();
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(!line.contains(char::is_control), "{text:?}");
+        assert!(line.contains("\\u007f\\u0080\\u009b31m\\u009f\u{a0}é"), "{text:?}");
+        let fields: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(fields["quoted"], told);
+        assert_eq!(fields["error"], told);
+        assert_eq!(fields["message"], format!("dead: {told}"));
     }
 }

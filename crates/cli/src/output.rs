@@ -36,16 +36,21 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(value).map_err(|error| {
         Error::new(ErrorKind::State, "the answer cannot be written as JSON").with_source(error)
     })?;
-    // JSON need not escape these, and a terminal may obey them.
+    Ok(escaped(text) + "\n")
+}
+
+/// JSON with DEL and the control characters U+0080 to U+009F as their escapes. JSON need not escape these, and a
+/// terminal may obey them.
+pub(crate) fn escaped(json: String) -> String {
     let obeyed = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
-    if !text.contains(obeyed) {
-        return Ok(text + "\n");
+    if !json.contains(obeyed) {
+        return json;
     }
-    let shown = text.chars().map(|c| match c {
+    let shown = json.chars().map(|c| match c {
         c if obeyed(c) => format!("\\u{:04x}", u32::from(c)),
         c => c.to_string(),
     });
-    Ok(shown.collect::<String>() + "\n")
+    shown.collect()
 }
 
 /// A table with this header.

@@ -661,10 +661,10 @@ async fn an_event_does_not_speak_to_the_terminal() {
     let url = folder.migrated();
     let pool = SqlitePool::connect(&url).await.unwrap();
     let escape = "\u{1b}]52;c;eA==\u{7}\n#2 forged\r\u{9b}31m";
-    let enqueue = async || {
+    let enqueue = async |key: u8| {
         let outbox = Outbox::new("outbox_event".parse().unwrap());
         let event = Event::builder(format!("Type{escape}"))
-            .aggregate(format!("Order{escape}"), format!("7{escape}"))
+            .aggregate(format!("Order{escape}"), format!("{key}{escape}"))
             .tenant(format!("acme{escape}"))
             .header("note", escape)
             .bytes("text/plain", escape.as_bytes().to_vec())
@@ -682,7 +682,7 @@ async fn an_event_does_not_speak_to_the_terminal() {
         assert!(obeyed.is_empty(), "{args:?}: {said:?}");
         assert!(!said.lines().any(|line| line.starts_with("#2 forged")), "{args:?}: {said}");
     };
-    let id = enqueue().await;
+    let id = enqueue(7).await;
     for args in [
         &["events", "list"][..],
         &["events", "list", "--json"],
@@ -695,21 +695,25 @@ async fn an_event_does_not_speak_to_the_terminal() {
         is_tame(args, &command::succeed(&[args, &["--url", &url]].concat()));
     }
     // Nor does what the log says of one that its destination refuses.
-    enqueue().await;
+    for (key, format, field) in [(8, "text", "sequence="), (9, "json", "\"sequence\":")] {
+        enqueue(key).await;
+        let hook = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = format!("http://{}/?posthaste.allow_private=true", hook.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut request, _) = hook.accept()?;
+            let _ = request.read(&mut [0; 4096])?;
+            request.write_all(
+                b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            )
+        });
+        let args = ["relay", "--once", "--to", &to, "--url", &url];
+        let mut relay = command::command(&args);
+        let output = relay.env("POSTHASTE_LOG_FORMAT", format).output().expect("the binary runs");
+        let said = stderr(&output);
+        assert!(said.contains(field), "{said}");
+        is_tame(&args, &said);
+    }
     pool.close().await;
-    let hook = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let to = format!("http://{}/?posthaste.allow_private=true", hook.local_addr().unwrap());
-    std::thread::spawn(move || {
-        let (mut request, _) = hook.accept()?;
-        let _ = request.read(&mut [0; 4096])?;
-        request.write_all(
-            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
-        )
-    });
-    let args = ["relay", "--once", "--to", &to, "--url", &url];
-    let said = stderr(&command::posthaste(&args));
-    assert!(said.contains("sequence="), "{said}");
-    is_tame(&args, &said);
 }
 
 /// Events behind a dead one of a parked key are new and not due.
