@@ -1,4 +1,13 @@
 //! What is shown of a secret: of a URL everything but what could be one, of anything else nothing.
+//!
+//! A URL without an `@` may be a login whose host was forgotten. Two rules:
+//!
+//! - NATS takes a token as the whole login. `nats://s3cret` looks like a host, so a NATS URL without an `@` is shown
+//!   only if each of its hosts has a dot or a port, or is `localhost`. That hides `nats://broker`, too.
+//! - A port without a host, as in `redis://:12345`, may be a password.
+//!
+//! Elsewhere a bare name is shown: it is usual (`redis://cache`), and no login. Not told from a host and hence shown:
+//! a token with a dot, and a user with a number as the password (`redis://u:12345`).
 
 const STARS: &str = "***";
 
@@ -125,7 +134,8 @@ fn without_password(scheme: &str, rest: &str) -> Option<String> {
         },
         None => (None, authority, path),
     };
-    if !host.split(',').all(is_host) {
+    let bare_is_host = login.is_some() || !matches!(scheme, "nats" | "tls");
+    if !host.split(',').all(|host| is_host(host) && (bare_is_host || is_no_token(host))) {
         return None;
     }
     let webhook = scheme.starts_with("http");
@@ -143,7 +153,7 @@ fn without_password(scheme: &str, rest: &str) -> Option<String> {
     Some(format!("{login}{host}{path}"))
 }
 
-/// A name or address, and a port; or nothing, as before the path of a socket.
+/// A name or address, and perhaps a port; or nothing, as before the path of a socket.
 fn is_host(text: &str) -> bool {
     let (name, port) = match text.rsplit_once(':') {
         // An IPv6 address without a port ends with its bracket.
@@ -155,7 +165,12 @@ fn is_host(text: &str) -> bool {
         Some(address) => address.chars().all(|c| plain(c) || c == ':'),
         None => name.chars().all(plain),
     };
-    is_name && port.is_none_or(|port| port.parse::<u16>().is_ok())
+    is_name && port.is_none_or(|port| !name.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// Of a host: it has what a token seldom has.
+fn is_no_token(host: &str) -> bool {
+    host.contains(['.', ':']) || host.eq_ignore_ascii_case("localhost")
 }
 
 /// `theirs`: it stands in a webhook's URL, where the receiver's parameters can be secrets by their names alone.
@@ -191,7 +206,8 @@ mod tests {
             ("postgres://u:pa?ss@h/db", "postgres://***"),
             ("postgres://u:p?s@s?t@h/db?sslmode=require", "postgres://***"),
             ("nats://h:4222?token=a@b", "nats://***"),
-            ("nats://h?s3cret", "nats://h?***"),
+            ("nats://h:4222?s3cret", "nats://h:4222?***"),
+            ("nats://h?s3cret", "nats://***"),
             ("https://hooks.example/x?SECRET", "https://hooks.example/***?***"),
             ("https://h/x?key=s3cret&name=s3cret", "https://h/***?***&***"),
             (
@@ -218,6 +234,21 @@ mod tests {
             ("postgres://u:s3cret", "postgres://***"),
             ("nats://h,u:s3cret/x", "nats://***"),
             ("nats://a:4222,b:4222", "nats://a:4222,b:4222"),
+            ("nats://s3cret", "nats://***"),
+            ("tls://s3cret", "tls://***"),
+            ("NATS://s3cret/", "nats://***"),
+            ("nats://s3cret?name=n", "nats://***"),
+            ("nats://a:4222,s3cret", "nats://***"),
+            ("nats://nats.example?name=n", "nats://nats.example?name=n"),
+            ("nats://localhost", "nats://localhost"),
+            ("nats://[::1]", "nats://[::1]"),
+            ("nats://u:s3cret@h", "nats://u:***@h"),
+            ("redis://:12345", "redis://***"),
+            ("redis://:12345/0", "redis://***"),
+            ("redis://h,:12345", "redis://***"),
+            ("redis://:12345@cache", "redis://:***@cache"),
+            ("redis://cache", "redis://cache"),
+            ("kafka://a,b:9092", "kafka://a,b:9092"),
             ("amqp://[::1]:5672/orders", "amqp://[::1]:5672/orders"),
             ("postgres:///db?host=/run/postgresql", "postgres:///db?host=/run/postgresql"),
         ] {
