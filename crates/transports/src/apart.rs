@@ -514,7 +514,15 @@ impl<C> Trial<'_, C> {
 
     /// It broke a connection that it had for itself, and another one could be made.
     fn accuse(&mut self, place: usize) {
-        if self.apart.known_of(&self.batch[place]) == Some(Known::Guilty) {
+        let envelope = &self.batch[place];
+        let is_to_blame = match self.apart.known_of(envelope) {
+            Some(Known::Guilty) => true,
+            // Counted here, many of these would be an outage again, whatever was taken since.
+            Some(Known::Undecided(since)) => self.apart.has_taken_since(since),
+            None => false,
+        };
+        if is_to_blame {
+            self.apart.blame(envelope);
             self.outcomes[place] = Some(breaks_its_connection(&self.why));
         } else {
             self.undecided.push((place, self.why.clone()));
@@ -749,6 +757,27 @@ mod tests {
             }
             assert_eq!(publisher.server.taken.lock().unwrap().len(), 80, "each once");
         }
+    }
+
+    #[tokio::test]
+    async fn many_that_came_alone_are_blamed_once_others_were_taken_since() {
+        let publisher = Publisher::new(Server::default());
+        let poisoned: Vec<usize> = (0..20).collect();
+        let all = batch(30, &poisoned);
+        let (poisons, others) = all.split_at(20);
+        // Eight more are found each time.
+        for _ in 0..3 {
+            let outcomes = publisher.publish(poisons).await;
+            assert_eq!(outcomes, vec![Outcome::unavailable("hung up"); 20]);
+        }
+        // Another event makes the shared connection anew; those that come with the poisons go over the same.
+        let other = event(30, 30, false);
+        assert_eq!(publisher.publish(&[other]).await, [Outcome::Delivered]);
+        let outcomes = publisher.publish(&all).await;
+        let refused = Outcome::retry("it breaks its connection: hung up");
+        assert_eq!(outcomes[..20], vec![refused.clone(); 20]);
+        assert_eq!(outcomes[20..], vec![Outcome::Delivered; others.len()]);
+        assert_eq!(publisher.publish(poisons).await, vec![refused; 20], "with nobody else around");
     }
 
     #[tokio::test]
