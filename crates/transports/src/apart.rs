@@ -22,6 +22,10 @@
 //! [`Outcome::TimedOut`], which the relay counts against the destination as long as that takes nothing. An
 //! event that was found to blame stays so, also with nobody else around, until it is taken.
 //!
+//! At the end of a trial the last events have no witness of their own: the server may have gone away after it
+//! took others of this trial. Such an event is a retry, once. It stays to blame only when the server takes
+//! another event on a connection that was made after the break of its own.
+//!
 //! Such events may lie side by side. When four broke their connections, one after the other, four that lie
 //! far from them go next: one that is taken clears the server.
 //!
@@ -32,7 +36,7 @@
 //! - It is not the events: after eight of them, one after the other, nobody is to blame and all that is left is
 //!   unavailable, and the relay sees an outage. Where others were taken before these, after 32.
 //! - An outage begins while events are tried and others were taken: up to 31 that are tried last are blamed for
-//!   it, once.
+//!   it, once. After that they are undecided, as all are.
 //! - Time is up: what was not tried comes again, and no attempt is counted.
 
 use std::{
@@ -212,6 +216,7 @@ impl<C> Apart<C> {
                 outcomes: &mut outcomes,
                 groups,
                 began,
+                broke: began,
                 accused: None,
                 undecided: Vec::new(),
                 takes,
@@ -339,8 +344,8 @@ struct Trial<'a, C> {
     began: time::Instant,
     /// An event that broke its connection alone; whether another one can be made is not known yet.
     accused: Option<usize>,
-    /// Events that broke theirs alone, and why, since one was taken: another one could be made.
-    undecided: Vec<(usize, String)>,
+    /// Events that broke theirs alone since one was taken: another one could be made.
+    undecided: Vec<Alone>,
     /// The server has taken one of the batch: what it refuses by its word is the event's own.
     takes: bool,
     /// The first of those without an answer, while it is tried alone.
@@ -349,7 +354,16 @@ struct Trial<'a, C> {
     in_order: bool,
     /// So many events were refused alone since the last one was taken.
     in_a_row: usize,
+    /// When the last connection broke.
+    broke: time::Instant,
     /// Why the last connection broke.
+    why: String,
+}
+
+/// An event that broke a connection alone.
+struct Alone {
+    place: usize,
+    broke: time::Instant,
     why: String,
 }
 
@@ -404,7 +418,7 @@ impl<C> Trial<'_, C> {
             let sent = transport.send(&live, &events, until).await;
             let takes = self.apart.note_taken(&sent, place, &live);
             if sent.replace {
-                place.lost(&live);
+                self.broke = place.lost(&live);
             }
             if takes {
                 self.takes = true;
@@ -525,7 +539,7 @@ impl<C> Trial<'_, C> {
             self.apart.blame(envelope);
             self.outcomes[place] = Some(breaks_its_connection(&self.why));
         } else {
-            self.undecided.push((place, self.why.clone()));
+            self.undecided.push(Alone { place, broke: self.broke, why: self.why.clone() });
             self.in_a_row += 1;
         }
     }
@@ -538,14 +552,19 @@ impl<C> Trial<'_, C> {
 
     /// Says whose fault it was that these broke their connections.
     fn decide(&mut self) {
-        for (place, why) in std::mem::take(&mut self.undecided) {
+        for Alone { place, broke, why } in std::mem::take(&mut self.undecided) {
             let envelope = &self.batch[place];
-            let since = match self.apart.known_of(envelope) {
-                Some(Known::Undecided(since)) => since,
-                Some(Known::Guilty) | None => self.began,
+            // For a retry, and to stay so: an older witness may be from before the server has gone.
+            let (since, for_good) = match self.apart.known_of(envelope) {
+                Some(Known::Undecided(since)) => (since, since),
+                Some(Known::Guilty) | None => (self.began, broke),
             };
             self.outcomes[place] = Some(if self.apart.has_taken_since(since) {
-                self.apart.blame(envelope);
+                if self.apart.has_taken_since(for_good) {
+                    self.apart.blame(envelope);
+                } else {
+                    self.apart.suspect(envelope, for_good);
+                }
                 breaks_its_connection(&why)
             } else {
                 self.apart.suspect(envelope, since);
@@ -558,8 +577,11 @@ impl<C> Trial<'_, C> {
 
     /// What has no outcome yet is not to blame.
     fn give_up(&mut self, why: &str) {
-        for (place, _) in std::mem::take(&mut self.undecided) {
-            self.apart.suspect(&self.batch[place], self.began);
+        let others_were_taken = self.apart.has_taken_since(self.began);
+        for Alone { place, broke, .. } in std::mem::take(&mut self.undecided) {
+            // What was taken before these is no witness against them.
+            let since = if others_were_taken { broke } else { self.began };
+            self.apart.suspect(&self.batch[place], since);
         }
         for outcome in self.outcomes.iter_mut().filter(|outcome| outcome.is_none()) {
             *outcome = Some(Outcome::unavailable(why));
@@ -589,6 +611,8 @@ mod tests {
         connections: AtomicUsize,
         /// With so many connections made it is gone.
         last: Option<usize>,
+        /// With so many events taken it is down.
+        most: Option<usize>,
         /// What was accepted, by its number in the key of its aggregate.
         taken: Mutex<Vec<String>>,
         /// A publish takes so long.
@@ -611,7 +635,9 @@ mod tests {
 
         async fn send(&self, (): &(), batch: &[&Envelope], _: Instant) -> Sent {
             tokio::time::sleep(self.slow).await;
+            let taken = self.taken.lock().unwrap().len();
             let broke = self.is_down.load(Ordering::Relaxed)
+                || self.most.is_some_and(|most| taken >= most)
                 || batch.iter().any(|envelope| envelope.event.event_type() == "Poison");
             let outcome = (!broke).then_some(Outcome::Delivered);
             if !broke {
@@ -778,6 +804,32 @@ mod tests {
         assert_eq!(outcomes[..20], vec![refused.clone(); 20]);
         assert_eq!(outcomes[20..], vec![Outcome::Delivered; others.len()]);
         assert_eq!(publisher.publish(poisons).await, vec![refused; 20], "with nobody else around");
+    }
+
+    #[tokio::test]
+    async fn an_outage_that_begins_within_a_trial_costs_an_event_one_attempt() {
+        let mut publisher = Publisher::new(Server { most: Some(1), ..Server::default() });
+        let events = batch(8, &[0, 7]);
+        let refused = Outcome::retry("it breaks its connection: hung up");
+        let outcomes = publisher.publish(&events).await;
+        assert_eq!(outcomes[1], Outcome::Delivered);
+        assert_eq!(outcomes[0], refused);
+        assert_eq!(outcomes[2..], vec![refused.clone(); 6]);
+        for round in 0..5 {
+            for event in &events[2..] {
+                let outcomes = publisher.publish(std::slice::from_ref(event)).await;
+                assert!(is_undecided(&outcomes[0]), "round {round}: {outcomes:?}");
+            }
+            // After its break the server took another one: that is enough.
+            let outcomes = publisher.publish(&events[..1]).await;
+            assert_eq!(outcomes, [refused.clone()], "round {round}");
+        }
+        publisher.server.most = None;
+        assert_eq!(publisher.publish(&events[2..7]).await, vec![Outcome::Delivered; 5]);
+        for round in 0..5 {
+            let outcomes = publisher.publish(&events[7..]).await;
+            assert_eq!(outcomes, [refused.clone()], "round {round}: it has a witness now");
+        }
     }
 
     #[tokio::test]
