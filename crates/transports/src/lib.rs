@@ -21,6 +21,9 @@ mod apart;
 #[cfg(feature = "tls")]
 pub mod tls;
 
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+mod full;
+
 #[cfg(any(feature = "nats", feature = "redis"))]
 mod turns;
 

@@ -125,6 +125,7 @@ impl Nats {
         let sending = async { self.together(live, entries, &mut taken).await };
         let cut_short = self.in_time(live, deadline, sending).await;
         let (stored, rest) = events.split_at(taken.count.min(events.len()));
+        self.full.taken(stored.iter().map(|(_, envelope)| envelope.topic()));
         let delivered = stored.iter().map(|(place, _)| (*place, Outcome::Delivered));
         let rest = match (cut_short, taken.refusal) {
             (Some(outcome), _) => rest.iter().map(|(place, _)| (*place, outcome.clone())).collect(),

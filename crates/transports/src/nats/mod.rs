@@ -48,6 +48,7 @@ use tokio::{
 use crate::{
     apart::{Apart, Sent, Shared, Suspects},
     connection::Connection,
+    full::Full,
     message::{METADATA, MessageFormat, percent_encoded},
 };
 
@@ -69,14 +70,13 @@ const MAX_BATCHED: usize = 1_000;
 /// Most such batches under way: a stream may take no more than 50, from all relays together.
 const MAX_BATCHES: usize = 8;
 
-/// When an event comes again whose stream takes nothing: as a relay's longest pause between probes.
-const FULL: Duration = Duration::from_secs(5);
-
 /// Publishes to JetStream and waits for the stream's acknowledgement of each event.
 pub struct Nats {
     config: NatsConfig,
     connection: Connection<Live>,
     apart: Apart<Live>,
+    /// When events come again whose stream takes nothing.
+    full: Full,
     /// What the headers of a message begin as.
     form: HeaderMap,
     /// A turn for each batch that is acknowledged as one.
@@ -105,8 +105,8 @@ impl Nats {
         Self::login(&config)?;
         let limit = config.common.connect_timeout;
         let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
-        let form = form(&config);
-        Ok(Self { config, connection, apart, form, batches: Semaphore::new(MAX_BATCHES) })
+        let (full, form) = (Full::new(), form(&config));
+        Ok(Self { config, connection, apart, full, form, batches: Semaphore::new(MAX_BATCHES) })
     }
 
     /// The event as NATS carries it, or why it cannot.
@@ -235,7 +235,10 @@ impl Nats {
         }
         noted.unanswered = noted.unanswered.saturating_sub(1);
         noted.outcomes[number] = Some(match answer.refusal() {
-            None => Outcome::Delivered,
+            None => {
+                self.full.taken([batch[number].topic()]);
+                Outcome::Delivered
+            }
             Some(code) => self.refused(batch[number], code),
         });
     }
@@ -312,7 +315,7 @@ impl Nats {
                     code.0
                 ),
                 // Other streams may take theirs meanwhile: no attempt is counted.
-                after: Some(FULL),
+                after: Some(self.full.refused(subject)),
             },
             code => Outcome::retry(format!(
                 "the stream of subject {subject:?} refused it (JetStream error {})",
@@ -527,6 +530,22 @@ mod tests {
             }
             assert_eq!(headers.get(header::NATS_EXPECTED_STREAM).unwrap().as_str(), "ORDERS");
         }
+    }
+
+    #[test]
+    fn a_subject_whose_stream_is_full_is_remembered_and_no_other_refusal_is() {
+        let nats = Nats::new(NatsConfig::new("localhost", 4222)).unwrap();
+        let event = |topic: &str| {
+            let event = posthaste_core::Event::builder("T").topic(topic).raw_json("{}");
+            let event = event.build().unwrap();
+            let created_at = event.occurred_at();
+            Envelope { sequence: 1, attempts: 0, replay: 0, created_at, topic: None, event }
+        };
+        let outcome = nats.refused(&event("full"), ErrorCode::STREAM_STORE_FAILED);
+        assert!(matches!(outcome, Outcome::Unavailable { after: Some(_), .. }), "{outcome:?}");
+        nats.refused(&event("other"), ErrorCode::STREAM_NOT_MATCH);
+        assert!(nats.full.knows("full"));
+        assert!(!nats.full.knows("other"));
     }
 
     #[test]

@@ -19,8 +19,8 @@
 //! A confirm is *delivered*. A message that no queue takes comes back before its confirm: it is a
 //! retry, for someone has to bind a queue, as is one with a routing key that we may not use. A server that
 //! blocks publishers (memory or disk alarm) is unavailable, as is one without the exchange. A full queue that refuses
-//! a message is unavailable for its event, for five seconds: other queues may take theirs, and a long jam must
-//! not cost the event its attempts.
+//! a message is unavailable for its event, for five seconds at first and up to five minutes: other queues may
+//! take theirs, and a long jam must not cost the event its attempts.
 //!
 //! The client library gives a returned message to whichever confirm comes next, which need not be
 //! its own. So each batch has a channel for itself, and returns are matched by message id once all
@@ -29,7 +29,7 @@
 mod config;
 mod connect;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
 use async_trait::async_trait;
 use lapin::{
@@ -47,6 +47,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     apart::{Apart, Sent as Answers, Shared, Suspects},
     connection::Connection,
+    full::Full,
     tls,
 };
 
@@ -62,9 +63,6 @@ const MAX_BATCH: usize = 256;
 /// What a header frame holds beside the headers, generously.
 const FRAME_MARGIN: usize = 2048;
 
-/// When an event comes again that a full queue has refused: as a relay's longest pause between probes.
-const FULL: Duration = Duration::from_secs(5);
-
 /// Said of a connection that the server has told to wait.
 const BLOCKED: &str = "RabbitMQ blocks publishers: its memory or its disk is short";
 
@@ -75,6 +73,7 @@ pub struct RabbitMq {
     tls: Option<Arc<ClientConfig>>,
     connection: Connection<Link>,
     apart: Apart<Link>,
+    full: Full,
 }
 
 /// An event, ready for the wire.
@@ -146,7 +145,7 @@ impl RabbitMq {
         };
         let limit = config.common.connect_timeout;
         let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
-        Ok(Self { config, exchange, tls, connection, apart })
+        Ok(Self { config, exchange, tls, connection, apart, full: Full::new() })
     }
 
     /// Publishes these events on one channel. What has an answer gets its outcome; the others are
@@ -235,17 +234,20 @@ impl RabbitMq {
         let mut late = false;
         for (event, answer) in answers {
             late |= matches!(answer, Answer::Late);
+            let routing_key = event.routing_key.as_str();
             outcomes[event.place] = match answer {
                 _ if returned.contains(&event.id) => Some(Outcome::retry(format!(
-                    "no queue takes routing key {:?} of {}",
-                    event.routing_key.as_str(),
+                    "no queue takes routing key {routing_key:?} of {}",
                     self.exchange_name()
                 ))),
-                Answer::Ack { .. } if !late => Some(Outcome::Delivered),
+                Answer::Ack { .. } if !late => {
+                    self.full.taken([routing_key]);
+                    Some(Outcome::Delivered)
+                }
                 // With a time: without one it is counted while other queues take theirs.
                 Answer::Nack { .. } => Some(Outcome::Unavailable {
                     error: "RabbitMQ refused it: a queue is full or has failed".to_owned(),
-                    after: Some(FULL),
+                    after: Some(self.full.refused(routing_key)),
                 }),
                 Answer::Ack { .. } | Answer::Late | Answer::Lost => None,
             };
@@ -469,8 +471,15 @@ impl Shared for RabbitMq {
 mod tests {
     use super::*;
 
+    fn rabbitmq() -> RabbitMq {
+        RabbitMq::new(RabbitMqConfig::from_url("amqp://host").unwrap()).unwrap()
+    }
+
     fn judged(answers: Vec<Answer>) -> Vec<Option<Outcome>> {
-        let rabbitmq = RabbitMq::new(RabbitMqConfig::from_url("amqp://host").unwrap()).unwrap();
+        judged_by(&rabbitmq(), answers)
+    }
+
+    fn judged_by(rabbitmq: &RabbitMq, answers: Vec<Answer>) -> Vec<Option<Outcome>> {
         let mut outcomes = vec![None; answers.len()];
         let sent = |(place, answer)| {
             let routing_key = ShortString::try_new("orders").unwrap();
@@ -498,9 +507,23 @@ mod tests {
     #[test]
     fn a_message_that_a_full_queue_refuses_comes_again_at_a_time_which_counts_no_attempt() {
         let outcomes = judged(vec![ack(None), Answer::Nack { returned: None }, ack(None)]);
-        let Some(Outcome::Unavailable { after, .. }) = &outcomes[1] else { panic!("{outcomes:?}") };
-        assert_eq!(*after, Some(FULL));
+        assert!(
+            matches!(outcomes[1], Some(Outcome::Unavailable { after: Some(_), .. })),
+            "{outcomes:?}"
+        );
         assert_eq!([&outcomes[0], &outcomes[2]], [&Some(Outcome::Delivered); 2]);
+    }
+
+    #[test]
+    fn a_routing_key_that_is_refused_is_remembered_until_it_is_taken() {
+        let rabbitmq = rabbitmq();
+        judged_by(&rabbitmq, vec![ack(None), Answer::Nack { returned: None }]);
+        assert!(rabbitmq.full.knows("orders"));
+        // It came back, or is unknown.
+        judged_by(&rabbitmq, vec![ack(Some("0")), Answer::Late, ack(None)]);
+        assert!(rabbitmq.full.knows("orders"));
+        judged_by(&rabbitmq, vec![ack(None)]);
+        assert!(!rabbitmq.full.knows("orders"));
     }
 
     #[test]
