@@ -13,9 +13,12 @@ use posthaste_stores::{
     Tables,
     inbox::{CONSUMER, InboxDialect, MESSAGE_ID},
 };
-use sqlx::{Connection, Pool, Transaction};
+use sqlx::{Pool, Transaction};
 
-use crate::EnqueueIn;
+use crate::{
+    EnqueueIn,
+    level::{Level, check_open},
+};
 
 /// Where a message's id travels, by what is looked for first: Posthaste's own header, NATS's, and
 /// CloudEvents' `id` as the bindings for NATS and HTTP, Kafka, AMQP and MQTT name it. None of them can be
@@ -118,6 +121,10 @@ impl<DB: InboxDialect> Inbox<DB> {
     /// in it before. Then its commit is an error, and all of them come again. A call that is dropped
     /// half-way, or whose effect panics, may have undone the transaction, too: one of
     /// [`Outbox::begin`](crate::Outbox::begin) then refuses its commit, a driver's own must be rolled back.
+    ///
+    /// An effect that drops `begin()` of its transaction half-way, as with a timeout around it, makes the
+    /// driver lose count of its savepoints. Then the whole transaction is rolled back, its commit is an
+    /// error, and so is this call: of kind [`State`](ErrorKind::State), or the effect's own.
     pub async fn once<T, E: From<Error>>(
         &self,
         transaction: &mut impl EnqueueIn<DB>,
@@ -126,28 +133,36 @@ impl<DB: InboxDialect> Inbox<DB> {
         effect: impl AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     ) -> Result<Once<T>, E> {
         transaction.writing(true);
-        let mut ended = false;
+        let mut lost = false;
         let outcome = match self.record_apart(transaction.connection(), consumer, message_id).await
         {
-            Ok(Some(mut savepoint)) => match effect(&mut savepoint).await {
-                Ok(value) => {
-                    let kept = savepoint.commit().await.map_err(failed("ending a savepoint"));
-                    kept.map(|()| Once::Ran(value)).map_err(E::from)
-                }
+            Ok(Some(mut level)) => match effect(level.transaction()).await {
+                Ok(value) => match level.release().await {
+                    Ok(()) => Ok(Once::Ran(value)),
+                    Err(error) => {
+                        lost = error.kind() == ErrorKind::State;
+                        Err(E::from(error))
+                    }
+                },
                 Err(error) => {
-                    ended = savepoint.rollback().await.is_err();
+                    lost = level.rollback().await.is_err();
                     Err(error)
                 }
             },
             Ok(None) => Ok(Once::Duplicate),
-            Err(error) => Err(E::from(error)),
+            Err(error) => {
+                lost = error.kind() == ErrorKind::State;
+                Err(E::from(error))
+            }
         };
-        if ended {
+        if lost {
             // The connection or the whole transaction is gone, and effect and record with it: then the
-            // caller's commit must not be answered with success.
+            // caller's commit must not be answered with success. One of ours takes this for a call that was
+            // given up half-way.
             let _ = DB::still_open(transaction.connection()).await;
+        } else {
+            transaction.writing(false);
         }
-        transaction.writing(false);
         outcome
     }
 
@@ -158,15 +173,12 @@ impl<DB: InboxDialect> Inbox<DB> {
         connection: &'t mut DB::Connection,
         consumer: &str,
         message_id: &str,
-    ) -> Result<Option<Transaction<'t, DB>>> {
-        // First: where the server has ended the transaction, the driver counts it as over once it fails to
-        // set a savepoint, and says Ok to its commit.
-        DB::still_open(connection).await?;
-        let mut savepoint = connection.begin().await.map_err(failed("beginning a savepoint"))?;
-        if self.record(&mut savepoint, consumer, message_id).await? {
-            return Ok(Some(savepoint));
+    ) -> Result<Option<Level<'t, DB>>> {
+        let mut level = Level::<DB>::begin(connection).await?;
+        if self.record(level.transaction(), consumer, message_id).await? {
+            return Ok(Some(level));
         }
-        savepoint.commit().await.map_err(failed("ending a savepoint"))?;
+        level.release().await?;
         Ok(None)
     }
 
@@ -182,7 +194,9 @@ impl<DB: InboxDialect> Inbox<DB> {
     ) -> Result<bool> {
         transaction.writing(true);
         let first = self.record_in(transaction.connection(), consumer, message_id).await;
-        transaction.writing(false);
+        if first.as_ref().map_err(Error::kind) != Err(ErrorKind::State) {
+            transaction.writing(false);
+        }
         first
     }
 
@@ -192,7 +206,7 @@ impl<DB: InboxDialect> Inbox<DB> {
         consumer: &str,
         message_id: &str,
     ) -> Result<bool> {
-        DB::still_open(connection).await?;
+        check_open::<DB>(connection).await?;
         self.record(connection, consumer, message_id).await
     }
 

@@ -26,6 +26,9 @@ mod hook;
 mod transaction;
 
 #[cfg(feature = "sqlx")]
+mod level;
+
+#[cfg(feature = "sqlx")]
 mod savepoint;
 
 #[cfg(feature = "sqlx")]

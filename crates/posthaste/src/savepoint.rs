@@ -2,19 +2,20 @@
 
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::Dialect;
-use sqlx::{Pool, Transaction};
+use sqlx::Pool;
 
 use crate::{
     EnqueueIn,
     hook::{Hooks, Written},
-    transaction::{Batches, savepoint_failed},
+    level::Level,
+    transaction::Batches,
 };
 
 /// A savepoint of an [`OutboxTransaction`](crate::OutboxTransaction). What is enqueued in it goes
 /// with it when it is rolled back or dropped; kept, it ends as its transaction does.
 pub struct Savepoint<'t, DB: Dialect> {
     // Before `batches`: the rollback is under way when the hooks are told of it.
-    inner: Transaction<'t, DB>,
+    inner: Level<'t, DB>,
     pool: Pool<DB>,
     batches: Batches,
     /// Those of the transaction.
@@ -22,13 +23,13 @@ pub struct Savepoint<'t, DB: Dialect> {
 }
 
 impl<'t, DB: Dialect> Savepoint<'t, DB> {
-    pub(crate) fn new(inner: Transaction<'t, DB>, pool: Pool<DB>, outer: &'t mut Batches) -> Self {
+    pub(crate) fn new(inner: Level<'t, DB>, pool: Pool<DB>, outer: &'t mut Batches) -> Self {
         Self { inner, pool, batches: Batches::default(), outer }
     }
 
     /// The connection, for queries: `query.execute(savepoint.connection())`.
     pub fn connection(&mut self) -> &mut DB::Connection {
-        &mut self.inner
+        self.inner.transaction()
     }
 
     /// Keeps what was done since. It is committed with the transaction.
@@ -42,8 +43,7 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
         }
         // Whoever gives up here does not learn whether it was kept.
         outer.writing(true);
-        let kept = inner.commit().await;
-        kept.map_err(|error| savepoint_failed::<DB>(error, "the savepoint could not be released"))?;
+        inner.release().await?;
         outer.writing(false);
         outer.take_over(&mut batches);
         Ok(())
@@ -51,16 +51,18 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
 
     /// Takes back what was done since, and goes on with the transaction.
     pub async fn rollback(self) -> Result<()> {
-        let taken_back = self.inner.rollback().await;
-        taken_back.map_err(|error| {
-            savepoint_failed::<DB>(error, "the savepoint could not be rolled back")
-        })
+        let Self { inner, outer, .. } = self;
+        // After an error nobody knows what is left of the transaction.
+        outer.writing(true);
+        inner.rollback().await?;
+        outer.writing(false);
+        Ok(())
     }
 }
 
 impl<DB: Dialect> EnqueueIn<DB> for Savepoint<'_, DB> {
     fn connection(&mut self) -> &mut DB::Connection {
-        &mut self.inner
+        self.inner.transaction()
     }
 
     fn pool(&self) -> Option<&Pool<DB>> {

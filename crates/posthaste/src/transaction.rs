@@ -7,11 +7,12 @@ use std::{
 
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::{Dialect, dialect::IN_FAILED_TRANSACTION, is_rolled_back};
-use sqlx::{Connection, Pool, Transaction, error::DatabaseError};
+use sqlx::{Pool, Transaction, error::DatabaseError};
 
 use crate::{
     EnqueueIn, Savepoint,
     hook::{Hooks, Moment, Written},
+    level::Level,
 };
 
 /// A driver's transaction that remembers what was enqueued in it, until it ends. After a commit the
@@ -51,15 +52,9 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         let pool = open.pool.clone();
         // The driver rolls back whole what it was setting a savepoint in: it stays so after an error, too.
         batches.writing(true);
-        if let Err(ended) = DB::still_open(open).await {
-            batches.writing(false);
-            return Err(ended);
-        }
-        let inner = open.begin().await;
-        let inner =
-            inner.map_err(|error| savepoint_failed::<DB>(error, "no savepoint could be set"))?;
+        let level = Level::<DB>::begin(open).await?;
         batches.writing(false);
-        Ok(Savepoint::new(inner, pool, batches))
+        Ok(Savepoint::new(level, pool, batches))
     }
 
     /// Commits, then hands over what was enqueued. When the result of the commit is unknown, the
@@ -67,12 +62,16 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     ///
     /// It is an error where nothing was committed, also where the server would answer with success: a
     /// statement has failed before (PostgreSQL), the database has ended the transaction (MySQL, SQLite),
-    /// or a call of `enqueue`, `savepoint`, `release` or the inbox was dropped half-way. On PostgreSQL this
-    /// costs one question more, unless `enqueue` came last.
+    /// a call of `enqueue`, `savepoint`, `release`, `rollback` of a savepoint or the inbox was dropped
+    /// half-way, or a savepoint of the driver's was dropped while it was being set. On PostgreSQL this costs
+    /// one question more, unless `enqueue` came last.
     pub async fn commit(self) -> Result<()> {
         let Self { mut open, mut batches, proven } = self;
         let refusal = if batches.is_torn() {
-            Some("a call that wrote in the transaction was given up half-way; it was rolled back")
+            Some(
+                "a call that wrote in the transaction, or ended a part of it, failed or was given up \
+                 half-way; it was rolled back",
+            )
         } else if !DB::in_transaction(&mut open) {
             // The driver rolls back whole what it was setting a savepoint in.
             Some("the transaction has ended before, with a savepoint that was given up half-way")

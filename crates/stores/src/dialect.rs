@@ -4,6 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Enqueued, Event, Result, store::Store};
 use sqlx::{Database, Pool, SqlStr, Transaction, error::DatabaseError};
+use sqlx_core::transaction::TransactionManager;
 
 use crate::Tables;
 
@@ -29,6 +30,21 @@ pub trait Dialect: Database {
 
     /// Whether a transaction is open on this connection, as far as the driver can tell.
     fn in_transaction(connection: &mut Self::Connection) -> bool;
+
+    /// How many levels the driver counts on this connection: the transaction, and each of its savepoints in
+    /// it. The driver names savepoints by this number, and counts wrongly when one is dropped while it is
+    /// being set: the next end of a level is then the end of another one, or of the whole transaction.
+    fn depth(connection: &mut Self::Connection) -> impl Future<Output = usize> + Send {
+        std::future::ready(counted::<Self>(connection))
+    }
+
+    /// Undoes the whole transaction, whatever the driver counts. After that the driver counts at least
+    /// `depth` levels, and the commit of each of them fails: without a level the driver would send nothing,
+    /// and answer with success. On PostgreSQL and MySQL the connection is closed.
+    fn break_off(
+        connection: &mut Self::Connection,
+        depth: usize,
+    ) -> impl Future<Output = ()> + Send;
 
     /// Refuses when the database has ended the transaction that the driver takes for open on this
     /// connection, as MySQL does to resolve a deadlock and SQLite when the disk is full: whatever is
@@ -85,6 +101,23 @@ pub trait Dialect: Database {
 
     /// The relay's side of the same outbox.
     fn store(pool: Pool<Self>, tables: Tables) -> Arc<dyn Store>;
+}
+
+/// How many levels the driver counts.
+pub(crate) fn counted<DB: Database>(connection: &DB::Connection) -> usize {
+    <DB::TransactionManager as TransactionManager>::get_transaction_depth(connection)
+}
+
+/// Has the driver count so many levels at least.
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub(crate) async fn count_up<DB: Database>(
+    connection: &mut DB::Connection,
+    depth: usize,
+) -> Result<(), sqlx::Error> {
+    while counted::<DB>(connection) < depth {
+        <DB::TransactionManager as TransactionManager>::begin(connection, None).await?;
+    }
+    Ok(())
 }
 
 /// Begins a transaction, and comes to the end of that when its caller is dropped meanwhile. The driver

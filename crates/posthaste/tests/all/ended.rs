@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::{Fixture, TestDatabase, event, soon};
 use futures_util::FutureExt;
 use posthaste::{
-    ErrorKind, Event, Inbox, OutboxTransaction,
+    EnqueueIn, ErrorKind, Event, Inbox, OutboxTransaction,
     domain::{Aggregate, Events, UnitOfWork},
     stores::inbox::InboxDialect,
 };
@@ -22,6 +22,9 @@ on_every_database! {
     a_commit_after_a_savepoint_that_was_given_up_is_refused,
     a_transaction_that_ended_with_a_savepoint_of_the_drivers_is_not_committed,
     a_commit_after_a_message_that_was_given_up_is_refused,
+    a_message_whose_effect_gave_a_savepoint_up_is_not_committed,
+    a_message_after_a_savepoint_that_was_given_up_is_not_committed,
+    a_savepoint_in_which_another_one_was_given_up_is_not_kept,
 }
 
 const EFFECTS: &str = "select count(*) from {events}_effects";
@@ -200,6 +203,119 @@ async fn a_commit_after_a_message_that_was_given_up_is_refused<DB: TestDatabase 
     assert!(inbox.first(&mut tx, "billing", "m").await.unwrap());
     tx.commit().await.unwrap();
     assert_eq!((on.number(INBOX).await, on.number(EVENTS).await), (1, 0));
+}
+
+/// The driver rolls back more than the savepoint that it was setting, and counts too few levels.
+fn give_up_a_savepoint<DB: TestDatabase>(connection: &mut DB::Connection) {
+    while !is_given_up(connection.begin()) {}
+}
+
+/// After earlier work in the transaction.
+async fn handle_and_give_up<DB: TestDatabase + InboxDialect>(
+    on: &Fixture<DB>,
+    tx: &mut impl EnqueueIn<DB>,
+    fails: bool,
+) {
+    let inbox = Inbox::<DB>::new(on.table());
+    let earlier = inbox.once(tx, "billing", "m1", async |_| Ok::<_, Failure>(())).await.unwrap();
+    assert!(!earlier.is_duplicate());
+    DB::run_on(tx.connection(), effect(on, 1)).await.unwrap();
+    let handled = inbox.once(tx, "billing", "m2", async |tx| {
+        DB::run_on(tx, effect(on, 2)).await?;
+        give_up_a_savepoint::<DB>(tx);
+        if fails { Err(Failure::from("no")) } else { Ok(()) }
+    });
+    let failure = soon("the message", handled).await.unwrap_err();
+    if fails {
+        assert_eq!(failure.to_string(), "no");
+    } else {
+        let refused = failure.downcast::<posthaste::Error>().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    }
+}
+
+/// It passes over the timeout of a `begin()`. Whoever acknowledges after the commit would lose the messages.
+async fn a_message_whose_effect_gave_a_savepoint_up_is_not_committed<
+    DB: TestDatabase + InboxDialect,
+>(
+    on: &Fixture<DB>,
+) {
+    with_effects(on).await;
+    let nothing = async || {
+        assert_eq!((on.number(INBOX).await, on.number(EFFECTS).await), (0, 0));
+    };
+    for fails in [false, true] {
+        let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+        handle_and_give_up(on, &mut tx, fails).await;
+        let refused = soon("the commit", tx.commit()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        nothing().await;
+
+        let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        handle_and_give_up(on, &mut savepoint, fails).await;
+        let refused = soon("the release", savepoint.release()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        let refused = soon("the commit", tx.commit()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        nothing().await;
+
+        let mut tx = on.pool.begin().await.unwrap();
+        handle_and_give_up(on, &mut tx, fails).await;
+        soon("the driver's own commit", tx.commit()).await.unwrap_err();
+        nothing().await;
+
+        let mut tx = on.pool.begin().await.unwrap();
+        let mut savepoint = tx.begin().await.unwrap();
+        handle_and_give_up(on, &mut savepoint, fails).await;
+        soon("the savepoint's release", savepoint.commit()).await.unwrap_err();
+        soon("the driver's own commit", tx.commit()).await.unwrap_err();
+        nothing().await;
+    }
+    drop_effects(on).await;
+}
+
+/// The driver counts no transaction any more: what comes would be committed by itself, and the commit be Ok.
+async fn a_message_after_a_savepoint_that_was_given_up_is_not_committed<
+    DB: TestDatabase + InboxDialect,
+>(
+    on: &Fixture<DB>,
+) {
+    let inbox = Inbox::<DB>::new(on.table());
+    let mut tx = on.pool.begin().await.unwrap();
+    assert!(inbox.first(&mut tx, "billing", "m1").await.unwrap());
+    give_up_a_savepoint::<DB>(&mut tx);
+    let refused = inbox
+        .once(&mut tx, "billing", "m2", async |_| Ok::<_, posthaste::Error>(()))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+    soon("the driver's own commit", tx.commit()).await.unwrap_err();
+    assert_eq!(on.number(INBOX).await, 0);
+}
+
+async fn a_savepoint_in_which_another_one_was_given_up_is_not_kept<DB: TestDatabase>(
+    on: &Fixture<DB>,
+) {
+    let outbox = on.outbox();
+    for releases in [true, false] {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        outbox.enqueue(&mut savepoint, event("k", 2)).await.unwrap();
+        give_up_a_savepoint::<DB>(savepoint.connection());
+        let refused = if releases {
+            soon("the release", savepoint.release()).await.unwrap_err()
+        } else {
+            soon("the rollback", savepoint.rollback()).await.unwrap_err()
+        };
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        let refused = soon("the commit", tx.commit()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        assert_eq!(on.number(EVENTS).await, 0);
+    }
+    on.enqueue(vec![event("k", 3)]).await;
+    assert_eq!(on.number(EVENTS).await, 1);
 }
 
 /// Makes the server end this transaction to resolve a deadlock: it chooses the one that has written

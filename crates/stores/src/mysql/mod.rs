@@ -333,6 +333,10 @@ impl Dialect for MySql {
         connection.is_in_transaction()
     }
 
+    async fn break_off(connection: &mut MySqlConnection, depth: usize) {
+        transaction::break_off(connection, depth).await;
+    }
+
     async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
         transaction::still_open(connection).await
     }

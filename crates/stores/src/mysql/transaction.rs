@@ -17,7 +17,10 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::number;
-use crate::{dialect::begin_undisturbed, failure::failed};
+use crate::{
+    dialect::{begin_undisturbed, count_up},
+    failure::failed,
+};
 
 /// There is no savepoint of this name.
 const NO_SAVEPOINT: u16 = 1305;
@@ -72,6 +75,31 @@ async fn close(connection: &mut MySqlConnection) {
     let _ = connection.execute("kill connection_id()").await;
 }
 
+/// Undoes the whole transaction and closes the connection, on which the driver counts so many levels at least.
+pub(super) async fn break_off(connection: &mut MySqlConnection, depth: usize) {
+    // Only after a rollback that has worked: whatever begins a transaction commits the one before it. And
+    // the driver takes a savepoint for set only inside of a transaction.
+    if roll_back(connection).await && connection.execute("start transaction").await.is_ok() {
+        let _ = count_up::<MySql>(connection, depth).await;
+    }
+    close(connection).await;
+}
+
+/// Whether the server has rolled back. The driver gives a statement the error of an earlier one whose answer
+/// nobody waited for, and does not send it: then it goes again.
+async fn roll_back(connection: &mut MySqlConnection) -> bool {
+    const TRIES: usize = 10;
+
+    for _ in 0..TRIES {
+        match connection.execute("rollback").await {
+            Ok(_) => return true,
+            Err(sqlx::Error::Database(_)) => {}
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
 /// How long a connection may take to say that it is fit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -96,25 +124,32 @@ pub(super) async fn rollback(
             // Without a limit: what was much takes long to undo.
             return transaction.rollback().await;
         }
-        replace(transaction, pool).await;
-        let lost = "the connection did not answer in order; it was closed, which rolls back";
+        let lost = if replace(transaction, pool).await {
+            "the connection did not answer in order; it was closed, which rolls back"
+        } else {
+            "the connection did not answer in order, and no other could be opened in its place; the \
+             server rolls back when it is closed"
+        };
         Err(sqlx::Error::Protocol(lost.to_owned()))
     });
     rolled_back.await.map_err(|_| sqlx::Error::WorkerCrashed)?
 }
 
-/// Closes a connection that is not fit, and has the server roll back.
-async fn replace(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) {
+/// Closes a connection that is not fit, and has the server roll back. `false`: no other could be opened, and it
+/// went back to the pool as it is.
+async fn replace(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) -> bool {
     // A pool closes only what is lent by itself. So it gets back another connection, which is closed.
     let other = timeout(PATIENCE, MySqlConnection::connect_with(&pool.connect_options())).await;
     let Ok(Ok(mut other)) = other else {
         tracing::warn!("a connection that was given up half-way could not be replaced");
-        return drop(transaction);
+        drop(transaction);
+        return false;
     };
     let _ = other.execute("kill connection_id()").await;
     std::mem::swap(&mut *transaction, &mut other);
     // Here the connection is closed at which the driver had lost its place, and the server rolls back.
     drop(other);
+    true
 }
 
 /// Whether the answer to a question that was never asked before comes as the answer to it.

@@ -13,6 +13,8 @@ mod schema;
 
 mod enqueue;
 
+mod transaction;
+
 mod context;
 
 #[macro_use]
@@ -202,6 +204,10 @@ impl Dialect for Postgres {
 
     fn in_transaction(connection: &mut PgConnection) -> bool {
         connection.is_in_transaction()
+    }
+
+    async fn break_off(connection: &mut PgConnection, depth: usize) {
+        transaction::break_off(connection, depth).await;
     }
 
     async fn commit(

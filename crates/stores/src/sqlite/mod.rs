@@ -144,6 +144,14 @@ impl Dialect for Sqlite {
         connection.is_in_transaction()
     }
 
+    async fn depth(connection: &mut SqliteConnection) -> usize {
+        transaction::depth(connection).await
+    }
+
+    async fn break_off(connection: &mut SqliteConnection, depth: usize) {
+        transaction::break_off(connection, depth).await;
+    }
+
     async fn still_open(connection: &mut SqliteConnection) -> Result<()> {
         transaction::still_open(connection).await
     }

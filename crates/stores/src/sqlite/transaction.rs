@@ -22,7 +22,10 @@ use sqlx::{
 };
 use tokio::runtime::Handle;
 
-use crate::failure::failed;
+use crate::{
+    dialect::{count_up, counted},
+    failure::failed,
+};
 
 /// Takes the write lock at once: a transaction that takes it later fails when another process wrote
 /// in between.
@@ -146,6 +149,22 @@ fn ended() -> Error {
         "SQLite has ended the transaction and undone it, as it does when the disk is full, and at \
          `on conflict rollback`; begin another one",
     )
+}
+
+/// How many levels sqlx counts. Its rollbacks run in a thread of their own: the answer to a ping comes after
+/// them.
+pub(super) async fn depth(connection: &mut SqliteConnection) -> usize {
+    let _ = connection.ping().await;
+    counted::<Sqlite>(connection)
+}
+
+/// Undoes the whole transaction, while sqlx counts so many levels at least: SQLite refuses the commit of each.
+/// [`begin`] mends the connection.
+pub(super) async fn break_off(connection: &mut SqliteConnection, depth: usize) {
+    // An error where nothing is open.
+    let _ = connection.execute("rollback").await;
+    let _ = count_up::<Sqlite>(connection, depth).await;
+    let _ = connection.execute("rollback").await;
 }
 
 /// Sets sqlx's count of open transactions to zero and gives the connection back to its pool.
