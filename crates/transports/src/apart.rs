@@ -828,7 +828,11 @@ mod tests {
         assert_eq!(publisher.publish(&events[2..7]).await, vec![Outcome::Delivered; 5]);
         for round in 0..5 {
             let outcomes = publisher.publish(&events[7..]).await;
-            assert_eq!(outcomes[..], *std::slice::from_ref(&refused), "round {round}: it has a witness now");
+            assert_eq!(
+                outcomes[..],
+                *std::slice::from_ref(&refused),
+                "round {round}: it has a witness now"
+            );
         }
     }
 
