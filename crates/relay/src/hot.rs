@@ -109,6 +109,7 @@ impl Driver {
         }
         // What there is no room for the poller brings, a few at a time.
         let rows = self.lanes.hot_room(self.config.hot_queue).min(HOT_PAGE);
+        let rows = rows.min(self.unwritten.room());
         let (rows, bytes) = self.lanes.budget().page().map_or((0, 0), |bytes| (rows, bytes));
         if self.rests() {
             // Whoever works here finds them.
@@ -170,6 +171,8 @@ impl Driver {
             return;
         }
         let rows = self.lanes.hot_room(self.config.hot_queue).min(BEYOND);
+        // They may be locked, too.
+        let rows = rows.min(self.unwritten.room());
         let bytes = self.lanes.budget().small_page().filter(|_| rows > 0);
         let Some(bytes) = bytes else {
             self.beyond_at = now + self.config.busy_interval;
@@ -230,7 +233,8 @@ impl Driver {
             || self.lanes.budget().page().is_none()
             || self.unwritten.is_full();
         let moves = self.lanes.in_flight() > 0 || !self.unwritten.is_empty();
-        let clogged = full && moves && self.lanes.waits_for_its_keys();
+        let waits = self.unwritten.is_full() || self.lanes.waits_for_its_keys();
+        let clogged = full && moves && waits;
         self.clogged_since = clogged.then(|| self.clogged_since.unwrap_or(now));
     }
 

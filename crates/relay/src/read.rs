@@ -149,9 +149,13 @@ impl Driver {
             // What is read and cannot go is written back: writing has to keep up.
             return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
         }
-        let due = due.min(self.unwritten.room());
-        let (cold, behind) =
-            if self.unwritten.is_full() { (0, Vec::new()) } else { (cold, behind) };
+        let room = self.unwritten.room();
+        let due = due.min(room);
+        let cold = if self.unwritten.is_full() { 0 } else { cold };
+        behind.retain_mut(|of| {
+            of.rows = of.rows.min(room);
+            of.rows > 0
+        });
         let replays = self.lanes.replay_room(limit);
         Room { cold, due, replays, blocked: self.lanes.all_blocked(), behind, bytes, least }
     }

@@ -44,6 +44,11 @@ const WARY: Duration = Duration::from_mins(1);
 /// How often rows that are locked are asked about again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// Most of these that one question is about; the next one follows soon where there are more.
+const ASKED: usize = 1_000;
+
+const NEXT_QUESTION: Duration = Duration::from_millis(20);
+
 /// A batch that was not written, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Unwritten {
@@ -55,6 +60,8 @@ pub(crate) struct Unwritten {
     waiting: HashSet<i64>,
     wary_until: Option<Instant>,
     asking: bool,
+    /// How many of the present round were asked about.
+    turn: usize,
     /// When the rows of those laid aside are asked about again.
     ask_at: Option<Instant>,
 }
@@ -234,9 +241,11 @@ impl Unwritten {
             return None;
         }
         let waits = |aside: &&Aside| aside.not_before.is_none_or(|at| at <= now);
+        let all = self.aside.values().flatten().filter(waits);
         let sequences: Vec<i64> =
-            self.aside.values().flatten().filter(waits).map(|aside| aside.sequence).collect();
+            all.skip(self.turn).take(ASKED).map(|aside| aside.sequence).collect();
         if sequences.is_empty() {
+            self.turn = 0;
             self.ask_at = Some(now + ASK_AGAIN);
             return None;
         }
@@ -247,19 +256,30 @@ impl Unwritten {
     /// The answer: of those asked about, these are still locked. The others are next, each before what follows it.
     pub(crate) fn answered(&mut self, asked: &[i64], locked: &[i64], now: Instant) {
         self.asking = false;
-        self.ask_at = Some(now + ASK_AGAIN);
+        // Those that are free are no longer among those to come.
+        self.turn = if asked.len() < ASKED { 0 } else { self.turn + locked.len() };
+        self.ask_at = Some(now + if self.turn == 0 { ASK_AGAIN } else { NEXT_QUESTION });
         let locked: BTreeSet<i64> = locked.iter().copied().collect();
         let free: BTreeSet<i64> =
             asked.iter().copied().filter(|sequence| !locked.contains(sequence)).collect();
-        for of_key in self.aside.values_mut() {
+        let mut together: Vec<Batch> = Vec::new();
+        for (key, of_key) in &mut self.aside {
             for aside in of_key.extract_if(.., |aside| free.contains(&aside.sequence)) {
+                let by_itself = key.is_some() || aside.not_before.is_some();
                 for batch in aside.batches.into_iter().rev() {
                     for sequence in batch.sequences() {
                         self.waiting.remove(&sequence);
                     }
-                    self.pieces.push_front(batch);
+                    if by_itself {
+                        self.pieces.push_front(batch);
+                    } else {
+                        join(&mut together, batch);
+                    }
                 }
             }
+        }
+        for batch in together {
+            self.pieces.push_front(batch);
         }
         self.aside.retain(|_, of_key| !of_key.is_empty());
     }
@@ -281,6 +301,39 @@ impl Aside {
             }
             _ => self.batches.push_back(Batch { parts: vec![(fence, vec![settlement])] }),
         }
+    }
+}
+
+/// Outcomes of no lane go together, as far as one fence can be for all of them: thousands may be free at once.
+fn join(together: &mut Vec<Batch>, batch: Batch) {
+    for (fence, part) in batch.parts {
+        let last = together.last_mut().and_then(|batch| batch.parts.last_mut());
+        if let Some((known, outcomes)) = last
+            && outcomes.len() + part.len() <= FOLLOWERS
+            && widen(known, &fence)
+        {
+            outcomes.extend(part);
+        } else {
+            together.push(Batch { parts: vec![(fence, part)] });
+        }
+    }
+}
+
+/// Takes the other fence's leases in, unless one of them is known under another epoch. Returns whether it has.
+fn widen(fence: &mut Fence, other: &Fence) -> bool {
+    match (fence, other) {
+        (Fence::Shards { owner, held }, Fence::Shards { owner: of_other, held: others }) => {
+            let fits =
+                |one: &Held| held.iter().all(|known| known.shard != one.shard || known == one);
+            if owner != of_other || !others.iter().all(fits) {
+                return false;
+            }
+            let news: Vec<Held> =
+                others.iter().filter(|one| !held.contains(one)).copied().collect();
+            held.extend(news);
+            true
+        }
+        (fence, other) => fence == other,
     }
 }
 
@@ -454,6 +507,36 @@ mod tests {
         let pieces: Vec<usize> =
             std::iter::from_fn(|| unwritten.next()).map(|batch| batch.len()).collect();
         assert_eq!(pieces, [FOLLOWERS; 40], "many at once");
+    }
+
+    #[test]
+    fn very_many_are_asked_about_in_turns_and_written_together() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        let all: Vec<i64> = (1..=2_500).collect();
+        let of_shards = all.iter().map(|n| {
+            let shard = (n % 2) as u16;
+            let outcome = Settlement { shard, ..outcome(*n, Verdict::Sent) };
+            let held = vec![Held { shard, epoch: 1 }];
+            (Fence::Shards { owner: "a".to_owned(), held }, vec![outcome])
+        });
+        unwritten.take_locked(Batch { parts: of_shards.collect() }, &all, now);
+        // Half of each question's are free.
+        let (mut asked, mut at) = (Vec::new(), now);
+        for _ in 0..3 {
+            let question = unwritten.asks(at).unwrap();
+            assert!(question.len() <= ASKED, "{}", question.len());
+            let locked: Vec<i64> = question.iter().copied().filter(|n| n % 4 < 2).collect();
+            unwritten.answered(&question, &locked, at);
+            asked.extend(question);
+            at = unwritten.next_question().unwrap();
+        }
+        asked.sort_unstable();
+        assert_eq!(asked, all, "each once in a round");
+        let pieces: Vec<usize> =
+            std::iter::from_fn(|| unwritten.next()).map(|batch| batch.len()).collect();
+        assert_eq!(pieces.iter().sum::<usize>(), 1_250);
+        assert!(pieces.len() <= 4, "{pieces:?}");
+        assert_eq!(unwritten.asks(at).map(|again| again.len()), Some(ASKED), "the next round");
     }
 
     #[test]

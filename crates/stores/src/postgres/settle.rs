@@ -81,7 +81,8 @@ impl Settle for PostgresStore {
                 for update skip locked
             )
             select e.sequence from {events} e
-            where e.sequence = any($1) and e.sequence <> all (array(select sequence from free))";
+            where e.sequence = any($1)
+              and not exists (select 1 from free f where f.sequence = e.sequence)";
 
         let mut session = self.sessions.take("asking for locked rows").await?;
         let locked = sqlx::query_scalar(self.tables.sql(LOCKED))
