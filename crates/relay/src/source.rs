@@ -520,11 +520,7 @@ impl Source {
             return None;
         }
         let kind = self.next_kind(room)?;
-        // What blocks everything is read whatever room there is.
-        let bytes = match kind {
-            Kind::Due if room.blocked => room.bytes.unwrap_or(1),
-            _ => room.bytes?,
-        };
+        let bytes = room.bytes.unwrap_or(1);
         self.last = kind;
         let page = self.page;
         let most = |rows: usize| Limit { rows: page.min(rows).max(1), bytes };
@@ -572,15 +568,21 @@ impl Source {
         let turns = [Kind::Due, Kind::Replays, Kind::Late, Kind::Ahead, Kind::Behind];
         let next = turns.iter().position(|kind| *kind == self.last).map_or(0, |last| last + 1);
         let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
-        in_turn.find(|kind| match kind {
-            Kind::Due => self.due && (room.due >= room.least || room.blocked),
-            Kind::Replays => {
-                let wanted = self.replays.as_ref().is_some_and(|walk| walk.wanted);
-                wanted && room.replays >= room.least
-            }
-            Kind::Late => self.late && room.cold >= room.least,
-            Kind::Ahead => self.ahead && room.cold >= room.least,
-            Kind::Behind => !room.behind.is_empty(),
+        // What blocks everything is read whatever room there is. It must not wait for the turn of a read that
+        // has to wait for room: that is taken by what it blocks.
+        let has_room = |kind: &Kind| room.bytes.is_some() || *kind == Kind::Due && room.blocked;
+        in_turn.find(|kind| {
+            has_room(kind)
+                && match kind {
+                    Kind::Due => self.due && (room.due >= room.least || room.blocked),
+                    Kind::Replays => {
+                        let wanted = self.replays.as_ref().is_some_and(|walk| walk.wanted);
+                        wanted && room.replays >= room.least
+                    }
+                    Kind::Late => self.late && room.cold >= room.least,
+                    Kind::Ahead => self.ahead && room.cold >= room.least,
+                    Kind::Behind => !room.behind.is_empty(),
+                }
         })
     }
 
@@ -864,6 +866,23 @@ mod tests {
             source.read_due(&found(None, next), begin + second, 0);
             assert_eq!(source.next_poll(), begin + 2 * second, "{next:?}");
         }
+    }
+
+    /// Large events of other keys fill the memory, and wait behind a retry that is in the table.
+    #[test]
+    fn what_blocks_everything_is_read_although_nothing_else_has_room_in_memory() {
+        let now = Instant::now();
+        let mut source = Source::new(&Config::default(), now);
+        let room =
+            Room { cold: 10, due: 10, blocked: true, bytes: None, least: 5, ..Room::default() };
+        for round in 0..3 {
+            let next = source.next(now, &room);
+            assert!(matches!(next, Some(NextRead::Due(..))), "{round}: {next:?}");
+            source.more_is_due();
+            source.read_due(&found(None, None), now, 0);
+        }
+        let room = Room { blocked: false, ..room };
+        assert!(source.next(now, &room).is_none(), "nothing else comes without a byte");
     }
 
     /// It may lie before the place where the walk is.
