@@ -23,7 +23,7 @@ pub(super) async fn poll(
     if let Some(relay) = &outbox.relay {
         relay.wake();
     }
-    let told = outbox.store.notify().await?;
+    let told = outbox.store.wake().await?;
     Ok(Json(Woken { woken: told || outbox.relay.is_some() }))
 }
 

@@ -4,13 +4,14 @@ use posthaste::{
     Event,
     store::{OpenBreaker, Relay, RelayOrdering, Report},
 };
+use posthaste_admin::{AdminConfig, AdminOutbox};
 use posthaste_testkit::wait::asked;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
     on_both,
-    support::{LIMIT, OPERATOR, SECRET, Served, TestDatabase, event},
+    support::{LIMIT, OPERATOR, SECRET, Served, Server, TestDatabase, event, loopback},
 };
 
 on_both!(
@@ -26,9 +27,19 @@ on_both!(
     what_is_paused_waits_and_says_so_until_it_is_resumed,
     a_purge_deletes_what_was_sent,
     a_poll_wakes_the_relay,
+    a_poll_says_whether_relays_of_other_processes_were_woken,
     the_last_minutes_are_sampled,
     every_change_is_audited_page_by_page,
 );
+
+on_both!(@ mariadb, sqlx::MySql, a_poll_says_whether_relays_of_other_processes_were_woken);
+
+/// A server without the outbox's relay.
+async fn alone(outbox: &AdminOutbox) -> Server {
+    let outbox = AdminOutbox { relay: None, ..outbox.clone() };
+    let config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
+    Server::start(vec![outbox], config).await
+}
 
 async fn an_outbox_shows_how_it_stands<DB: TestDatabase>()
 where
@@ -392,6 +403,29 @@ where
     let polled = served.server.post("/outboxes/shop/poll", &json!({})).await.json();
     assert_eq!(polled, json!({ "woken": true }));
     asked("a poll", async || served.relay.stats().polls > before).await;
+    served.end().await;
+}
+
+/// As `posthaste admin` beside a relay: of that only the listener is there.
+async fn a_poll_says_whether_relays_of_other_processes_were_woken<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    // Whatever it commits would wake the listener as well.
+    served.relay.stop().await.unwrap();
+    let server = alone(&served.outbox()).await;
+    let elsewhere = DB::store(served.pool.clone(), served.tables.clone());
+    let listener = elsewhere.listen().await.unwrap();
+    assert_eq!(listener.is_some(), DB::NAME != "MySQL");
+
+    let polled = server.post("/outboxes/shop/poll", &json!({})).await.json();
+    assert_eq!(polled, json!({ "woken": listener.is_some() }));
+    if let Some(mut listener) = listener {
+        let heard = tokio::time::timeout(LIMIT, listener.wait()).await;
+        heard.expect("it says so, and nobody was woken").unwrap();
+    }
+    server.stop().await;
     served.end().await;
 }
 

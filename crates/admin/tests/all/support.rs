@@ -16,7 +16,8 @@ use posthaste_testkit::{tables, wait::asked};
 use posthaste_transports::memory::MemoryTransport;
 use serde_json::Value;
 use sqlx::{
-    Pool, Postgres, Sqlite,
+    MySql, Pool, Postgres, Sqlite,
+    mysql::MySqlPoolOptions,
     pool::PoolConnection,
     postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
@@ -52,6 +53,13 @@ impl TestDatabase for Postgres {
     async fn open() -> (Pool<Self>, Option<PathBuf>) {
         let pool = PgPoolOptions::new().max_connections(10);
         (pool.connect(&url("POSTHASTE_TEST_POSTGRES")).await.unwrap(), None)
+    }
+}
+
+impl TestDatabase for MySql {
+    async fn open() -> (Pool<Self>, Option<PathBuf>) {
+        let pool = MySqlPoolOptions::new().max_connections(10);
+        (pool.connect(&url("POSTHASTE_TEST_MARIADB")).await.unwrap(), None)
     }
 }
 
@@ -318,7 +326,7 @@ impl Reply {
     }
 }
 
-/// Runs every named test on SQLite and on PostgreSQL.
+/// Runs every named test on SQLite and on PostgreSQL, and by `@ MODULE, DATABASE` on another database.
 #[macro_export]
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {

@@ -9,10 +9,17 @@ pub trait Wake {
     /// A listener of its own connection; `None` where the database has nothing to listen to.
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>>;
 
-    /// Wakes the relays of this outbox in other processes, after a commit. Never called inside the
-    /// business transaction: there it would serialise every commit of the server. Returns `false` where the
-    /// database has nothing to listen to: those relays look at their next poll.
+    /// Wakes the relays of this outbox in other processes, after a commit: where a commit itself wakes them,
+    /// it does nothing more. Never called inside the business transaction: there it would serialise every
+    /// commit of the server. Returns `false` where the database has nothing to listen to: those relays look
+    /// at their next poll.
     async fn notify(&self) -> Result<bool>;
+
+    /// Wakes the same relays although nothing was committed, as when an operator asks for it. Returns what
+    /// [`notify`](Self::notify) returns.
+    async fn wake(&self) -> Result<bool> {
+        self.notify().await
+    }
 }
 
 /// Waits for something to happen in the outbox.

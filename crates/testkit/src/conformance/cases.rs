@@ -265,6 +265,7 @@ macro_rules! store_conformance {
             }
             wake {
                 a_listener_hears_of_a_commit
+                a_listener_is_woken_without_a_commit
                 waking_nobody_is_no_error
             }
         }
