@@ -5,6 +5,8 @@
 -- The roles cannot log in. Give them to the accounts that do:
 --     create role shop_app login password '…' in role posthaste_writer;
 --     create role shop_relay login password '…' in role posthaste_relay;
+-- Where not everybody may connect (revoke connect on database shop from public), these may:
+--     grant connect on database shop to posthaste_writer, posthaste_relay, posthaste_operator;
 
 do $$ begin
     create role posthaste_writer nologin;

@@ -471,6 +471,53 @@ async fn a_step_of_housekeeping_that_fails_keeps_no_other_from_its_turn() {
     ground.end().await;
 }
 
+/// What each command says under an account that lacks something.
+struct Commands<'a> {
+    url: String,
+    table: &'a str,
+}
+
+impl Commands<'_> {
+    fn run(&self, args: &[&str]) -> std::process::Output {
+        command::posthaste(&[args, &["--url", &self.url, "--table", self.table]].concat())
+    }
+
+    /// Those that need a right send to the doctor, who says all of this.
+    #[track_caller]
+    fn send_to_the_doctor(&self, doctor_says: &[&str]) {
+        for args in [&["status"][..], &["relay", "--to", "log", "--once"]] {
+            let said = stderr(&self.run(args));
+            for part in ["may not do this", "posthaste doctor"] {
+                assert!(said.contains(part), "{args:?}: {said}");
+            }
+            assert!(!said.contains("at line"), "{said}");
+        }
+        let doctor = self.run(&["doctor", "--no-destinations"]);
+        let said = stdout(&doctor);
+        assert_eq!(doctor.status.code(), Some(1), "{said}{}", stderr(&doctor));
+        for part in [&["may not read the outbox's tables", "privileges"], doctor_says].concat() {
+            assert!(said.contains(part), "no {part:?}: {said}");
+        }
+        assert!(!said.contains("posthaste doctor"), "the doctor sends to the doctor: {said}");
+    }
+
+    /// Not even the doctor gets in: each command says itself what is missing.
+    #[track_caller]
+    fn are_kept_out(&self, says: &[&str]) {
+        for args in
+            [&["status"][..], &["relay", "--to", "log", "--once"], &["doctor", "--no-destinations"]]
+        {
+            let output = self.run(args);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+            for part in [&["the account may not use this database"], says].concat() {
+                assert!(said.contains(part), "{args:?}: no {part:?}: {said}");
+            }
+            assert!(!said.contains("posthaste doctor"), "{args:?}: {said}");
+        }
+    }
+}
+
 /// An account that was granted nothing learns what it lacks, from each command.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_without_rights_learns_which_it_lacks() {
@@ -483,23 +530,77 @@ async fn an_account_without_rights_learns_which_it_lacks() {
     let made = format!("create role {role}; grant {role} to current_user");
     execute(&owner, made).await.unwrap();
     let as_nobody = <Postgres as Server>::acting_as(&url, &role);
-    let run = |args: &[&str]| {
-        command::posthaste(&[args, &["--url", &as_nobody, "--table", &table]].concat())
-    };
-    for args in [&["status"][..], &["relay", "--to", "log", "--once"]] {
-        let said = stderr(&run(args));
-        for part in ["may not do this", "posthaste doctor", &format!("{table}_meta")] {
-            assert!(said.contains(part), "{args:?}: {said}");
-        }
-        assert!(!said.contains("at line"), "{said}");
-    }
-    let doctor = run(&["doctor", "--no-destinations"]);
-    let said = stdout(&doctor);
-    assert_eq!(doctor.status.code(), Some(1), "{said}");
-    assert!(said.contains("may not read the outbox's tables"), "{said}");
-    assert!(said.contains("privileges") && said.contains("grant select"), "{said}");
-    assert!(said.contains(&format!("on {table}_meta to {role}")), "{said}");
-
+    let on_meta = format!("on {table}_meta to {role}");
+    Commands { url: as_nobody, table: &table }.send_to_the_doctor(&[
+        "grant select",
+        &on_meta,
+        "deploy/postgres/roles.sql",
+    ]);
     drop_outbox(&owner, &tables).await.unwrap();
     execute(&owner, format!("drop role {role}")).await.unwrap();
+}
+
+/// First it lacks the schema, then the tables in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_may_not_use_the_schema_learns_that() {
+    let url = std::env::var("POSTHASTE_TEST_POSTGRES").expect("scripts/servers starts it");
+    let schema = unique("nothing").name().to_string();
+    let (table, role) = (format!("{schema}.outbox"), format!("{schema}_nobody"));
+    let owner = sqlx::PgPool::connect(&url).await.unwrap();
+    let made = format!("create schema {schema}; create role {role}; grant {role} to current_user");
+    execute(&owner, made).await.unwrap();
+    command::succeed(&["migrate", "--url", &url, "--table", &table]);
+    let as_nobody = <Postgres as Server>::acting_as(&url, &role);
+    let commands = Commands { url: as_nobody, table: &table };
+    let usage = format!("grant usage on schema {schema} to {role}");
+    commands.send_to_the_doctor(&[&usage, "deploy/postgres/roles.sql"]);
+    execute(&owner, usage).await.unwrap();
+    commands.send_to_the_doctor(&["grant select", &format!("on {table}_meta to {role}")]);
+
+    execute(&owner, format!("drop schema {schema} cascade; drop role {role}")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_may_not_use_the_database_learns_that_from_every_command() {
+    let url = std::env::var("POSTHASTE_TEST_POSTGRES").expect("scripts/servers starts it");
+    let database = unique("nothing").name().to_string();
+    let role = format!("{database}_nobody");
+    let owner = sqlx::PgPool::connect(&url).await.unwrap();
+    // Not together with other statements.
+    execute(&owner, format!("create database {database}")).await.unwrap();
+    let made = format!(
+        "revoke connect on database {database} from public; create role {role} login password 'secret'"
+    );
+    execute(&owner, made).await.unwrap();
+    let (_, place) = url.split_once('@').expect("an account in the URL");
+    let (server, _) = place.split_once('/').expect("a database in the URL");
+    let as_nobody = format!("postgres://{role}:secret@{server}/{database}");
+    let says = ["grant connect on database", "deploy/postgres/roles.sql"];
+    Commands { url: as_nobody, table: "outbox_event" }.are_kept_out(&says);
+
+    execute(&owner, format!("drop database {database}")).await.unwrap();
+    execute(&owner, format!("drop role {role}")).await.unwrap();
+}
+
+/// A server of this kind lets nobody in who has no right there; with any right the doctor gets in.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_without_rights_on_mariadb_learns_which_it_lacks() {
+    let url = std::env::var("POSTHASTE_TEST_MARIADB").expect("scripts/servers starts it");
+    let tables = unique("nothing");
+    let table = tables.name().to_string();
+    let account = format!("{table}_nobody");
+    command::succeed(&["migrate", "--url", &url, "--table", &table]);
+    let owner = sqlx::MySqlPool::connect(&url).await.unwrap();
+    for sql in MySql::make(&account) {
+        execute(&owner, sql).await.unwrap();
+    }
+    let commands = Commands { url: MySql::acting_as(&url, &account), table: &table };
+    commands.are_kept_out(&["deploy/mysql/grants.sql"]);
+    let inbox = MySql::qualified(&format!("{table}_inbox"));
+    execute(&owner, format!("grant select on {inbox} to {account}")).await.unwrap();
+    let on_meta = format!("on {table}_meta to '{account}'");
+    commands.send_to_the_doctor(&["grant select", &on_meta, "deploy/mysql/grants.sql"]);
+
+    drop_outbox(&owner, &tables).await.unwrap();
+    execute(&owner, MySql::end(&account)).await.unwrap();
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use posthaste_core::{Error, Result, TableName, store::Store};
 
 use crate::Tables;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use crate::failure::not_connected;
 
 /// How long a call waits for a connection before it fails as unavailable.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -99,14 +101,14 @@ pub(crate) async fn open_pool<DB: sqlx::Database>(
 ) -> Result<sqlx::Pool<DB>> {
     let error = match pool.connect_with(options.clone()).await {
         Err(error @ sqlx::Error::PoolTimedOut) => error,
-        opened => return opened.map_err(crate::failure::failed(doing)),
+        opened => return opened.map_err(not_connected::<DB>(doing)),
     };
     let again = <DB::Connection as sqlx::Connection>::connect_with(&options);
     let reason = match tokio::time::timeout(std::time::Duration::from_secs(1), again).await {
         Ok(Err(reason)) => reason,
         _ => error,
     };
-    Err(crate::failure::failed(doing)(reason))
+    Err(not_connected::<DB>(doing)(reason))
 }
 
 /// Refuses a URL whose login is not percent-encoded: the rest of a password would be taken for a database's

@@ -5,6 +5,8 @@ use posthaste_core::{
     store::{Finding, Level},
 };
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use crate::failure::grants_file;
 use crate::{failure::is_denied, version::OtherBuild};
 
 /// A table and what an account must be allowed to do with it: a privilege, and the columns that it must
@@ -119,7 +121,13 @@ pub(crate) fn made(check: &str, outcome: Result<Finding>) -> Finding {
 }
 
 fn unknown(check: &str, error: &Error) -> Finding {
-    Finding::new(check, Level::Note, format!("it could not be checked: {error}"))
+    // The error would send its reader to the doctor.
+    let why = if lacks_privilege(error) {
+        "the account may not look; see `privileges`".to_owned()
+    } else {
+        error.to_string()
+    };
+    Finding::new(check, Level::Note, format!("it could not be checked: {why}"))
 }
 
 /// The statements of a migration, without comments.
@@ -197,11 +205,16 @@ pub(crate) fn tls(host: &str, socket: bool, protection: Protection, remedy: &str
 
 /// What is said about privileges: those that are missing, as `grant` writes them.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) fn privileges(relay: &[String], operator: &[String], account: &str) -> Finding {
+pub(crate) fn privileges<DB: sqlx::Database>(
+    relay: &[String],
+    operator: &[String],
+    account: &str,
+) -> Finding {
+    // All of it can be pasted into a prompt.
     let grants = |missing: &[String]| {
         let grants: Vec<String> =
             missing.iter().map(|what| format!("grant {what} to {account}")).collect();
-        grants.join("; ")
+        format!("{} -- or all rights at once: {}", grants.join("; "), grants_file::<DB>())
     };
     match (relay, operator) {
         ([], []) => {

@@ -31,6 +31,38 @@ pub(crate) fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     }
 }
 
+/// As [`failed`], where a connection is made. An account that is kept out cannot be told what it lacks by the
+/// doctor, who needs the same connection.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn not_connected<DB: sqlx::Database>(
+    doing: &'static str,
+) -> impl FnOnce(sqlx::Error) -> Error {
+    let needs = match DB::NAME {
+        // The server does not tell the two apart to those who have no right at all.
+        "MySQL" => "a right to something in it, if there is a database of this name",
+        _ => "`grant connect on database`",
+    };
+    move |error| {
+        if !is_denied(&error) {
+            return failed(doing)(error);
+        }
+        let message = format!(
+            "{doing} failed: the account may not use this database; it needs {needs} ({} has all rights)",
+            grants_file::<DB>()
+        );
+        Error::new(kind_of(&error), message).with_source(error)
+    }
+}
+
+/// The file of the repository that grants what writers, relays and operators need.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn grants_file<DB: sqlx::Database>() -> &'static str {
+    match DB::NAME {
+        "MySQL" => "deploy/mysql/grants.sql",
+        _ => "deploy/postgres/roles.sql",
+    }
+}
+
 /// Whether the account lacks a privilege.
 pub(crate) fn is_denied(error: &sqlx::Error) -> bool {
     let sqlx::Error::Database(database) = error else {

@@ -197,7 +197,7 @@ impl MySqlStore {
         let mut relay = self.lacking(&RELAY_NEEDS).await?;
         relay.extend(self.lacking(&SETTLE_NEEDS).await?);
         let operator = self.lacking(&OPERATOR_NEEDS).await?;
-        Ok(privileges(&relay, &operator, &account))
+        Ok(privileges::<MySql>(&relay, &operator, &account))
     }
 
     /// What of it the account may not do. Grants come from so many places that the server is asked to

@@ -261,10 +261,29 @@ impl PostgresStore {
             .fetch_one(&self.pool)
             .await
             .map_err(failed("reading privileges"))?;
+        // Without it the server refuses to speak of the tables.
+        if let Some(schema) = self.tables.name().schema()
+            && !self.may_use(schema).await?
+        {
+            let lacking = format!("usage on schema {schema}");
+            return Ok(privileges::<Postgres>(&[lacking], &[], &account));
+        }
         let mut relay = self.lacking(&RELAY_NEEDS).await?;
         relay.extend(self.lacking(&PURGE_NEEDS).await?);
         let operator = self.lacking(&OPERATOR_NEEDS).await?;
-        Ok(privileges(&relay, &operator, &account))
+        Ok(privileges::<Postgres>(&relay, &operator, &account))
+    }
+
+    async fn may_use(&self, schema: &str) -> Result<bool> {
+        const MAY: &str =
+            "select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = $1";
+
+        let may: Option<bool> = sqlx::query_scalar(MAY)
+            .bind(schema)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("reading privileges"))?;
+        Ok(may.unwrap_or(true))
     }
 
     /// What of it the account may not do.

@@ -11,13 +11,17 @@ use posthaste_core::{
     store::{Listener, Wake},
 };
 use sqlx::{
-    AssertSqlSafe, Executor,
+    AssertSqlSafe, Executor, Postgres,
     postgres::{PgListener, PgPoolOptions},
 };
 use tokio::time::timeout;
 
 use super::{PostgresStore, connect_options};
-use crate::{connect::ACQUIRE_TIMEOUT, failure::failed, sessions::Lent};
+use crate::{
+    connect::ACQUIRE_TIMEOUT,
+    failure::{failed, not_connected},
+    sessions::Lent,
+};
 
 /// After so long without a notification the server is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -68,6 +72,8 @@ impl PostgresStore {
 
     /// Listens on a connection of its own: one out of the store's pool would be missing there.
     pub(super) async fn listener(&self, channel: &str) -> Result<PgListener> {
+        const CONNECTING: &str = "connecting to listen";
+
         let options = match &self.listen_url {
             Some(url) => connect_options(url.expose())?,
             None => (*self.pool.connect_options()).clone(),
@@ -79,9 +85,9 @@ impl PostgresStore {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_with(options)
             .await
-            .map_err(failed("connecting to listen"))?;
+            .map_err(not_connected::<Postgres>(CONNECTING))?;
         let mut listener =
-            PgListener::connect_with(&pool).await.map_err(failed("connecting to listen"))?;
+            PgListener::connect_with(&pool).await.map_err(failed(CONNECTING))?;
         // A lost connection is the caller's to know: what was notified meanwhile is lost as well.
         listener.eager_reconnect(false);
         listener.listen(channel).await.map_err(failed("listening"))?;
