@@ -1,8 +1,13 @@
 //! Every route that looks or changes, beside a relay that runs.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use posthaste::{
-    Event,
+    Envelope, Event,
+    relay::{self, Destination, Route, Routes},
     store::{OpenBreaker, Relay, RelayOrdering, Report},
+    transport::{Outcome, Transport},
 };
 use posthaste_admin::{AdminConfig, AdminOutbox};
 use posthaste_testkit::wait::asked;
@@ -11,7 +16,7 @@ use uuid::Uuid;
 
 use crate::{
     on_both,
-    support::{LIMIT, OPERATOR, SECRET, Served, Server, TestDatabase, event, loopback},
+    support::{LIMIT, OPERATOR, SECRET, Served, Server, TestDatabase, event, loopback, quick},
 };
 
 on_both!(
@@ -25,6 +30,7 @@ on_both!(
     many_events_are_changed_by_a_filter_after_a_trial,
     what_is_paused_is_listed_until_it_is_resumed,
     what_is_paused_waits_and_says_so_until_it_is_resumed,
+    the_routes_tell_which_pause_holds_an_event_back,
     a_purge_deletes_what_was_sent,
     a_poll_wakes_the_relay,
     a_poll_says_whether_relays_of_other_processes_were_woken,
@@ -34,9 +40,8 @@ on_both!(
 
 on_both!(@ mariadb, sqlx::MySql, a_poll_says_whether_relays_of_other_processes_were_woken);
 
-/// A server without the outbox's relay.
-async fn alone(outbox: &AdminOutbox) -> Server {
-    let outbox = AdminOutbox { relay: None, ..outbox.clone() };
+/// A server of this outbox alone.
+async fn serve(outbox: AdminOutbox) -> Server {
     let config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
     Server::start(vec![outbox], config).await
 }
@@ -381,6 +386,65 @@ where
     served.end().await;
 }
 
+/// Its row does not say where it goes: the routes do, of a relay in this process or of its configuration.
+async fn the_routes_tell_which_pause_holds_an_event_back<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    served.relay.stop().await.unwrap();
+    let names = ["a", "b"];
+    let routes = || Routes::new().route(Route::to("a").event_type("A")).route(Route::to("b"));
+    let destinations = names.map(|name| Destination::new(Arc::new(Named(name))));
+    let store = Arc::clone(&served.store);
+    let relay = relay::Relay::routed(store, destinations.into(), routes(), quick("two"));
+    let relay = Arc::new(relay.unwrap());
+    let destinations = names.map(str::to_owned).into();
+    let with_relay =
+        AdminOutbox { relay: Some(Arc::clone(&relay)), destinations, ..served.outbox() };
+    let routes = Some(Arc::new(routes()));
+    let with_routes = AdminOutbox { relay: None, routes, ..with_relay.clone() };
+
+    let servers = [serve(with_relay).await, serve(with_routes).await];
+    let pause = json!({ "kind": "destination", "name": "b" });
+    let paused = servers[0].post("/outboxes/shop/pauses", &pause).await.json();
+    assert_eq!(paused["changed"], 1);
+    // It obeys from its first event on.
+    relay.start().await.unwrap();
+    let ids = served.enqueue(vec![event("A", "1"), event("B", "2")]).await;
+    served.until_status(&ids[0], "sent").await;
+    for server in servers {
+        let shown = server.get(&format!("/outboxes/shop/events/{}", ids[1])).await.json();
+        assert_eq!(shown["event"]["destination"], Value::Null, "the row says it by itself");
+        let explanation = &shown["explanation"];
+        assert_eq!(explanation["cause"], "paused", "{explanation}");
+        assert_eq!(explanation["mend"], "posthaste resume destination b");
+        let sentence = explanation["sentence"].as_str().unwrap();
+        assert!(sentence.contains("its destination b is paused by local"), "{sentence}");
+        let found = server.get("/outboxes/shop/doctor").await.json();
+        let found = found["findings"].as_array().unwrap();
+        let pauses = found.iter().find(|finding| finding["check"] == "pauses").unwrap();
+        assert_eq!(pauses["mend"], "posthaste resume destination b");
+        server.stop().await;
+    }
+    relay.stop().await.unwrap();
+    served.end().await;
+}
+
+/// A destination that takes everything.
+struct Named(&'static str);
+
+#[async_trait]
+impl Transport for Named {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        vec![Outcome::Delivered; batch.len()]
+    }
+}
+
 async fn a_purge_deletes_what_was_sent<DB: TestDatabase>()
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
@@ -414,7 +478,7 @@ where
     let served = Served::<DB>::new(false).await;
     // Whatever it commits would wake the listener as well.
     served.relay.stop().await.unwrap();
-    let server = alone(&served.outbox()).await;
+    let server = serve(AdminOutbox { relay: None, ..served.outbox() }).await;
     let elsewhere = DB::store(served.pool.clone(), served.tables.clone());
     let listener = elsewhere.listen().await.unwrap();
     assert_eq!(listener.is_some(), DB::NAME != "MySQL");

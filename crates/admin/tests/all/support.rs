@@ -113,16 +113,8 @@ where
             "Shaky" => Outcome::retry("the warehouse is counting"),
             _ => Outcome::Delivered,
         });
-        let config = Config {
-            name: "one".to_owned(),
-            busy_interval: Duration::from_millis(10),
-            idle_interval: Duration::from_millis(100),
-            backoff: Backoff::Fixed(Duration::from_hours(1)),
-            health: HealthLimits { silence: Duration::from_secs(3), ..HealthLimits::default() },
-            outbox: "shop".to_owned(),
-            ..Config::default()
-        };
-        let relay = Arc::new(Relay::new(Arc::clone(&store), Arc::new(transport), config).unwrap());
+        let relay = Relay::new(Arc::clone(&store), Arc::new(transport), quick("one")).unwrap();
+        let relay = Arc::new(relay);
         relay.start().await.unwrap();
         let mut config = AdminConfig { listen: loopback(), ..AdminConfig::default() };
         change(&mut config);
@@ -174,6 +166,19 @@ where
         } else {
             tables::drop_outbox(&self.pool, &self.tables).await.unwrap();
         }
+    }
+}
+
+/// Settings of a relay of this name that looks often and repeats nothing.
+pub fn quick(name: &str) -> Config {
+    Config {
+        name: name.to_owned(),
+        busy_interval: Duration::from_millis(10),
+        idle_interval: Duration::from_millis(100),
+        backoff: Backoff::Fixed(Duration::from_hours(1)),
+        health: HealthLimits { silence: Duration::from_secs(3), ..HealthLimits::default() },
+        outbox: "shop".to_owned(),
+        ..Config::default()
     }
 }
 
