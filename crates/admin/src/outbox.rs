@@ -14,7 +14,8 @@ pub struct AdminOutbox {
     pub store: Arc<dyn Store>,
     /// Its relay, when it runs in this process.
     pub relay: Option<Arc<Relay>>,
-    /// The destinations that this process knows; those that relays report come along.
+    /// The destinations that this process knows; those that relays report come along. A pause of any other
+    /// is refused, unless its caller insists; without any, names are not checked.
     pub destinations: Vec<String>,
     /// Which events go to which destination, for the doctor; `None` when this process does not know, or
     /// when its relay does.

@@ -306,8 +306,18 @@ async fn every_command<DB: Dialect>(ground: &Ground, pool: &Pool<DB>) {
         }
         let insists: &[&str] = if what[0] == "key" { &[] } else { &["--unknown"] };
         let pause = [&["pause"], what, insists, &["--note", "looking into it"]].concat();
-        assert_eq!(ground.json(&pause), json!({ "changed": true }), "{pause:?}");
-        assert_eq!(ground.json(&pause), json!({ "changed": false }), "{pause:?}");
+        for changed in [true, false] {
+            let mut told = json!({ "changed": changed });
+            if what[0] != "key" {
+                told["checked"] = false.into();
+            }
+            assert_eq!(ground.json(&pause), told, "{pause:?}");
+        }
+    }
+    for what in [["destination", "out"], ["relay", "r1"]] {
+        let told = ground.json(&[&["pause"], &what[..]].concat());
+        assert_eq!(told, json!({ "changed": true, "checked": true }), "{what:?}");
+        assert_eq!(ground.json(&[&["resume"], &what[..]].concat()), json!({ "changed": true }));
     }
     ground.refuses(&["pause", "relay", "r2"], 3, &["there are r1 ("]);
     ground.refuses(&["pause", "destination", "ouut"], 3, &["did you mean out?"]);
@@ -508,6 +518,21 @@ fn replays(ground: &Ground, relay: &Running) {
     assert_eq!((&replay["matched"], &replay["changed"]), (&1.into(), &1.into()));
     let line: Value = serde_json::from_str(&relay.line("\"replay\":1")).unwrap();
     assert_eq!(line["aggregate_id"], "1");
+}
+
+#[test]
+fn a_name_that_nobody_here_can_check_is_taken_and_that_is_said() {
+    let folder = Folder::new();
+    let url = folder.migrated();
+    let pause = ["pause", "destination", "far", "--url", &url];
+    let said = command::succeed(&pause);
+    assert!(said.contains("destination far is paused"), "{said}");
+    assert!(said.contains("the name was not checked"), "{said}");
+    let said = command::succeed(&[&pause[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said, json!({ "changed": false, "checked": false }));
+    // Relays are known from the outbox itself.
+    command::refused(&["pause", "relay", "far", "--url", &url], 3, &["no relay has reported"]);
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub mod doctor;
 
 mod filter;
 
+mod known;
+
 mod operator;
 
 mod bulk;
@@ -19,6 +21,7 @@ pub use self::{
     bulk::{Action, Bulk, BulkReport, MAX_EVENTS, Progress},
     doctor::StallLine,
     filter::describe,
+    known::{check_name, nearest},
     lines::{EventDetail, EventLine, ShardLine},
     operator::Operator,
     overview::{Overview, PauseLine, RelayLine, ShardCounts},

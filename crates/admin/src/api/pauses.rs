@@ -2,11 +2,12 @@
 
 use axum::Json;
 use posthaste_core::{Error, Key, Result, key::derived_key, limits, store::Pausable};
-use posthaste_operate::PauseLine;
+use posthaste_operate::{PauseLine, check_name};
 use serde::{Deserialize, Serialize};
 
 use super::{Changed, ServedOutbox};
 use crate::{
+    AdminOutbox,
     auth::Caller,
     extract::{JsonOf, Object, PathOf, text},
     problem::{Answer, Problem},
@@ -35,6 +36,8 @@ pub(super) struct PauseRequest {
     name: Option<String>,
     key: Option<Object<KeyOf>>,
     note: Option<String>,
+    /// Takes the name of a relay or a destination that nobody knows.
+    unknown: Option<bool>,
 }
 
 /// The aggregate whose events are to wait.
@@ -70,9 +73,12 @@ impl KeyOf {
 impl PauseRequest {
     /// What is meant, and the note that is kept with it.
     fn read(self) -> Result<(Pausable, Option<String>)> {
-        let Self { kind, name, key, note } = self;
+        let Self { kind, name, key, note, unknown } = self;
         if let Some(note) = &note {
             text("note", note, NOTE)?;
+        }
+        if unknown.is_some() && !["relay", "destination"].contains(&kind.as_str()) {
+            return Err(Error::invalid("`unknown` is given for a relay or a destination alone"));
         }
         match (kind.as_str(), key) {
             ("key", Some(Object(key))) if name.is_none() => {
@@ -96,14 +102,29 @@ fn pausable(kind: &str, name: Option<&str>) -> Result<Pausable> {
     Pausable::parse(kind, name.unwrap_or_default())
 }
 
+/// Whether a pause changed anything, and whether its name was checked, where it has one that could be.
+#[derive(Serialize)]
+pub(super) struct Paused {
+    changed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checked: Option<bool>,
+}
+
 pub(super) async fn pause(
     served: ServedOutbox,
     caller: Caller,
     JsonOf(request): JsonOf<PauseRequest>,
-) -> Answer<Json<Changed>> {
+) -> Answer<Json<Paused>> {
+    let insists = request.unknown == Some(true);
     let (what, note) = request.read()?;
+    let AdminOutbox { store, destinations, .. } = &*served.outbox;
+    let checked = if insists {
+        Some(false)
+    } else {
+        check_name(&**store, &what, destinations, "\"unknown\": true").await?
+    };
     let changed = served.operator(caller).pause(&what, note.as_deref()).await?;
-    Ok(Json(Changed { changed: u64::from(changed) }))
+    Ok(Json(Paused { changed: u64::from(changed), checked }))
 }
 
 #[derive(Deserialize)]

@@ -29,6 +29,7 @@ on_both!(
     an_event_is_discarded_once,
     many_events_are_changed_by_a_filter_after_a_trial,
     what_is_paused_is_listed_until_it_is_resumed,
+    a_pause_of_a_name_that_nobody_has_is_refused_unless_its_caller_insists,
     what_is_paused_waits_and_says_so_until_it_is_resumed,
     the_routes_tell_which_pause_holds_an_event_back,
     a_purge_deletes_what_was_sent,
@@ -327,13 +328,14 @@ where
     let order = json!({ "tenant": "acme", "aggregate_type": "Order", "aggregate_id": "42" });
     let key = format!("{:016x}", event("Placed", "42").key().unwrap().0);
 
-    let changed = json!({ "changed": 1 });
+    asked("the relay to report", async || !served.store.relays().await.unwrap().is_empty()).await;
+    let (changed, named) = (json!({ "changed": 1 }), json!({ "changed": 1, "checked": true }));
     let destination = json!({ "kind": "destination", "name": "memory", "note": "moving" });
     assert_eq!(pause(json!({ "kind": "outbox" })).await.json(), changed);
-    assert_eq!(pause(destination.clone()).await.json(), changed);
-    assert_eq!(pause(json!({ "kind": "relay", "name": "one" })).await.json(), changed);
+    assert_eq!(pause(destination.clone()).await.json(), named);
+    assert_eq!(pause(json!({ "kind": "relay", "name": "one" })).await.json(), named);
     assert_eq!(pause(json!({ "kind": "key", "key": order, "note": "why" })).await.json(), changed);
-    assert_eq!(pause(destination).await.json(), json!({ "changed": 0 }));
+    assert_eq!(pause(destination).await.json(), json!({ "changed": 0, "checked": true }));
     let destinations = served.server.get("/outboxes/shop/destinations").await.json();
     assert_eq!(destinations["destinations"][0]["paused"], true);
 
@@ -361,10 +363,49 @@ where
         json!({ "kind": "relay", "name": "one", "key": order }),
         json!({ "kind": "relay", "name": "a\u{0}b" }),
         json!({ "kind": "relay", "name": "x".repeat(101) }),
+        json!({ "kind": "outbox", "unknown": true }),
+        json!({ "kind": "relay", "name": "two", "unknown": "yes" }),
     ] {
         pause(refused).await.problem(422);
     }
     served.server.delete("/outboxes/shop/pauses/moon/x").await.problem(404);
+    served.end().await;
+}
+
+async fn a_pause_of_a_name_that_nobody_has_is_refused_unless_its_caller_insists<DB: TestDatabase>()
+where
+    for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
+{
+    let served = Served::<DB>::new(false).await;
+    asked("the relay to report", async || !served.store.relays().await.unwrap().is_empty()).await;
+    for (kind, name, hint) in [
+        ("destination", "memroy", "did you mean memory?"),
+        ("destination", "far", "there are memory ("),
+        ("relay", "on", "did you mean one?"),
+        ("relay", "r9", "there are one ("),
+    ] {
+        let pause = |unknown: Value| json!({ "kind": kind, "name": name, "unknown": unknown });
+        for not_insisting in [Value::Null, json!(false)] {
+            let reply = served.server.post("/outboxes/shop/pauses", &pause(not_insisting)).await;
+            let detail = reply.problem(404);
+            for part in [&format!("{kind} {name:?} is not known"), hint, "\"unknown\": true"] {
+                assert!(detail.contains(part), "{part}: {detail}");
+            }
+        }
+        assert!(served.store.pauses().await.unwrap().is_empty());
+        let insisting = pause(json!(true));
+        let paused = served.server.post("/outboxes/shop/pauses", &insisting).await.json();
+        assert_eq!(paused, json!({ "changed": 1, "checked": false }));
+        let resume = format!("/outboxes/shop/pauses/{kind}/{name}");
+        assert_eq!(served.server.delete(&resume).await.json()["changed"], 1);
+    }
+
+    // Who knows no destination takes any name, and says so.
+    let server = serve(AdminOutbox { destinations: Vec::new(), ..served.outbox() }).await;
+    let pause = json!({ "kind": "destination", "name": "far" });
+    let paused = server.post("/outboxes/shop/pauses", &pause).await.json();
+    assert_eq!(paused, json!({ "changed": 1, "checked": false }));
+    server.stop().await;
     served.end().await;
 }
 
@@ -542,7 +583,8 @@ where
     let post = async |path: &str, body: Value| {
         served.server.post(&format!("/outboxes/shop{path}"), &body).await
     };
-    post("/pauses", json!({ "kind": "destination", "name": "mail" })).await.json();
+    let mail = json!({ "kind": "destination", "name": "mail", "unknown": true });
+    post("/pauses", mail).await.json();
     served.server.delete("/outboxes/shop/pauses/destination/mail").await.json();
     post(&format!("/events/{dead}/replay"), json!({})).await.json();
     post(&format!("/events/{sent}/discard"), json!({})).await.problem(409);

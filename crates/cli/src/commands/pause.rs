@@ -1,14 +1,12 @@
 //! `posthaste pause` and `posthaste resume`.
 
 use clap::{Args, Subcommand};
-use posthaste::{Error, ErrorKind, Key, Result, key::derived_key, store::Pausable};
-use posthaste_operate::Operator;
+use posthaste::{Key, Result, key::derived_key, store::Pausable};
+use posthaste_operate::check_name;
+use serde::Serialize;
 
 use super::{filter::key, operator::OperatorArgs};
-use crate::{
-    config::nearest,
-    output::{self, print},
-};
+use crate::output::{self, print};
 
 /// Hold something back until it is resumed. Every relay obeys, and it survives restarts.
 #[derive(Args)]
@@ -107,12 +105,12 @@ struct Rest {
 type Taken = (Pausable, String, Rest);
 
 impl PauseWhat {
-    /// With whether a name must be known.
+    /// With whether a name is taken that nobody knows.
     fn taken(self) -> (Taken, bool) {
         match self {
             Self::Outbox(rest) => (outbox(rest), false),
-            Self::Relay { named, checked } => (named.relay(), !checked.unknown),
-            Self::Destination { named, checked } => (named.destination(), !checked.unknown),
+            Self::Relay { named, checked } => (named.relay(), checked.unknown),
+            Self::Destination { named, checked } => (named.destination(), checked.unknown),
             Self::Key(key) => (key.taken(), false),
         }
     }
@@ -174,7 +172,7 @@ fn named_key(text: &str) -> Result<NamedKey, String> {
 }
 
 pub(crate) async fn pause(args: PauseArgs) -> Result<()> {
-    let ((what, called, rest), checked) = args.what.taken();
+    let ((what, called, rest), insists) = args.what.taken();
     // A key is stored as a hash: the note says which it is.
     let note = match (&what, args.note) {
         (Pausable::Key(_), None) => Some(called.clone()),
@@ -182,70 +180,47 @@ pub(crate) async fn pause(args: PauseArgs) -> Result<()> {
         (_, note) => note,
     };
     let operator = rest.operator.open().await?;
-    let mut aside = "";
-    if checked {
-        let known = known(&operator, &what, &rest.operator).await?;
-        match &known {
-            Some(names) => refuse_unknown(&what, names)?,
-            None => aside = " (no configuration names destinations here: the name was not checked)",
+    let destinations = match &what {
+        Pausable::Destination(_) if !insists => {
+            rest.operator.outbox().load(Vec::new())?.destination_names()
         }
-    }
+        _ => Vec::new(),
+    };
+    let checked = if insists {
+        Some(false)
+    } else {
+        check_name(operator.store(), &what, &destinations, "--unknown").await?
+    };
+    let aside = match checked {
+        Some(false) if !insists => {
+            " (no configuration names destinations here: the name was not checked)"
+        }
+        _ => "",
+    };
     let changed = operator.pause(&what, note.as_deref()).await?;
     let sentence = if changed { "is paused" } else { "was paused already" };
-    told(rest.json, changed, &format!("{called} {sentence}{aside}\n"))
-}
-
-/// The names that there are, of the same kind; `None` when nobody here can know them all.
-async fn known(
-    operator: &Operator,
-    what: &Pausable,
-    args: &OperatorArgs,
-) -> Result<Option<Vec<String>>> {
-    let relays = operator.store().relays().await?;
-    if matches!(what, Pausable::Relay(_)) {
-        return Ok(Some(relays.into_iter().map(|relay| relay.name).collect()));
-    }
-    let mut names = args.outbox().load(Vec::new())?.destination_names();
-    if names.is_empty() {
-        return Ok(None);
-    }
-    // A relay may have others in its own configuration: those in trouble are on record.
-    names.extend(relays.into_iter().flat_map(|relay| relay.breakers).map(|one| one.destination));
-    Ok(Some(names))
-}
-
-/// Refuses a name that is not among these; the next one like it is named.
-fn refuse_unknown(what: &Pausable, names: &[String]) -> Result<()> {
-    let (kind, name) = (what.kind(), what.name());
-    if names.contains(&name) {
-        return Ok(());
-    }
-    let hint = match (nearest(&name, names.iter().map(String::as_str)), names) {
-        (Some(near), _) => format!("did you mean {near}?"),
-        (None, []) => format!("no {kind} has reported"),
-        (None, names) => {
-            let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-            names.sort_unstable();
-            names.dedup();
-            format!("there are {}", names.join(", "))
-        }
-    };
-    Err(Error::new(
-        ErrorKind::NotFound,
-        format!("{kind} {name:?} is not known; {hint} (--unknown takes it all the same)"),
-    ))
+    told(rest.json, &Told { changed, checked }, &format!("{called} {sentence}{aside}\n"))
 }
 
 pub(crate) async fn resume(args: ResumeArgs) -> Result<()> {
     let (what, called, rest) = args.what.taken();
     let changed = rest.operator.open().await?.resume(&what).await?;
     let sentence = if changed { "goes on" } else { "was not paused" };
-    told(rest.json, changed, &format!("{called} {sentence}\n"))
+    told(rest.json, &Told { changed, checked: None }, &format!("{called} {sentence}\n"))
 }
 
-fn told(json: bool, changed: bool, sentence: &str) -> Result<()> {
+/// The answer for programs.
+#[derive(Serialize)]
+struct Told {
+    changed: bool,
+    /// Whether the name was checked, where one was paused that could be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checked: Option<bool>,
+}
+
+fn told(json: bool, told: &Told, sentence: &str) -> Result<()> {
     if json {
-        return print(&output::json(&serde_json::json!({ "changed": changed }))?);
+        return print(&output::json(told)?);
     }
     print(sentence)
 }

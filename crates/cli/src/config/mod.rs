@@ -38,7 +38,6 @@ pub(crate) use self::{
     reader::{Flag, Shown},
     serving::{AdminSettings, HealthSettings, Listen, LogLines, LogSettings, MetricsSettings},
     settings::{DestinationSettings, OutboxSettings, RouteSettings},
-    unknown::nearest,
 };
 use crate::destination;
 

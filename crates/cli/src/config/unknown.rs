@@ -1,5 +1,7 @@
 //! Keys and variables that nobody reads: refused, with the nearest one that somebody does.
 
+use posthaste_operate::nearest;
+
 use super::{
     origin::Origin,
     reader::{Problem, Reader, variable},
@@ -75,15 +77,6 @@ fn hint(reader: &Reader, key: &str) -> String {
     there.sort_unstable();
     there.dedup();
     format!("there are {}", there.join(", "))
-}
-
-/// The known word that a misspelled one is most like, if one is like it.
-pub(crate) fn nearest<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
-    known
-        .map(|known| (strsim::damerau_levenshtein(key, known), known))
-        .filter(|(distance, known)| *distance <= 3 && *distance * 3 <= known.len())
-        .min()
-        .map(|(_, known)| known)
 }
 
 /// Variables that begin as ours do and are none.
