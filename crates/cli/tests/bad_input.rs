@@ -193,3 +193,14 @@ fn a_destination_that_does_not_answer_is_told_in_one_line() {
         assert!(!line.contains("s3cret"), "{line}");
     }
 }
+
+/// Who builds all of it has Kafka with TLS, too: as the image and the packages do.
+#[cfg(feature = "full")]
+#[test]
+fn the_full_build_has_kafka_with_tls() {
+    let args = ["check-destination", "kafka+ssl://127.0.0.1:1", "--no-publish", "--timeout", "2s"];
+    let output = posthaste(&args);
+    let said = command::stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "nobody is there: {said}");
+    assert!(!said.contains("not part of this build") && !said.contains("kafka-tls"), "{said}");
+}
