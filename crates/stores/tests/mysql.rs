@@ -66,7 +66,7 @@ mod on_mariadb {
     posthaste_testkit::store_conformance!(mariadb);
 }
 
-/// The way of TiDB.
+/// The way of servers that cannot skip locked rows.
 mod on_mariadb_by_token {
     use super::claimed_by_token;
     posthaste_testkit::store_conformance!(claimed_by_token);

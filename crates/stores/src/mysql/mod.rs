@@ -109,8 +109,8 @@ const LIST: usize = 1024;
 pub enum ClaimStyle {
     /// `for update skip locked`: MySQL 8, MariaDB 10.6 and newer.
     SkipLocked,
-    /// `update … order by … limit` with a token, then a select by that token: TiDB and older
-    /// servers. Claimers wait for each other.
+    /// `update … order by … limit` with a token, then a select by that token, where the server cannot skip
+    /// locked rows. Claimers wait for each other.
     Token,
 }
 
@@ -301,7 +301,7 @@ fn micros(span: Duration) -> i64 {
     span.as_micros().min(CENTURY) as i64
 }
 
-/// Whether `nowait` met a lock: as MariaDB says it, and as MySQL and TiDB do.
+/// Whether `nowait` met a lock: as MariaDB says it, and as MySQL does.
 fn met_a_lock(error: &sqlx::Error) -> bool {
     matches!(number(error), 1205 | 3572)
 }
