@@ -35,7 +35,9 @@ impl Site {
                 let told = delivered.send(format!("{name}: order {order}"));
                 async { Ok(told?) }
             })?;
-        let relay = Relay::new(store, Arc::new(handlers), Config::default())?;
+        // Both tables have the same name: without one of its own each relay's metrics would be the other's, too.
+        let config = Config { outbox: name.to_owned(), ..Config::default() };
+        let relay = Relay::new(store, Arc::new(handlers), config)?;
         relay.start().await?;
         let outbox = Outbox::new("outbox_event".parse()?).with_hot_path(relay.hot_path());
         Ok(Self { pool, outbox, relay })
