@@ -11,11 +11,13 @@ use std::{
 use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
 use posthaste::{
     Envelope, Event, Status,
+    backoff::Backoff,
     relay::{Config, Housekeeping, OnDead, Retention},
     store::{Filter, RelayOrdering, Selection},
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
+use sqlx::Sqlite;
 
 on_every_database!(
     events_of_a_key_arrive_in_order_and_are_marked_sent,
@@ -469,6 +471,40 @@ async fn retry_after_burns_no_attempt<DB: TestDatabase>(on: &Fixture<DB>) {
 mod logged {
     use super::*;
     use crate::support::Log;
+
+    /// Of a batch the first five failures have a line each, and one line counts the others.
+    #[tokio::test]
+    async fn every_failure_is_named_or_counted() {
+        let log = Log::default();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _listening = tracing::subscriber::set_default(subscriber);
+        let on = Sqlite::fixture().await;
+        on.enqueue((0..400).map(|n| event(&n.to_string(), n)).collect()).await;
+        // Every other one is taken: where all fail, the destination is down and no failure counts.
+        let transport = MemoryTransport::scripted(|envelope| match number(envelope) % 2 {
+            0 => Outcome::retry("not now"),
+            _ => Outcome::Delivered,
+        });
+        let backoff = Backoff::Fixed(Duration::from_hours(1));
+        let stats = on.relay(transport, Config { backoff, ..quick() }).relay_once().await.unwrap();
+        assert_eq!((stats.delivered, stats.retried), (200, 200));
+
+        let text = log.text();
+        let named = text.matches("not delivered; trying again").count();
+        let lines = text.lines().filter(|line| line.contains("not delivered, more than are named"));
+        let counts: Vec<usize> = lines
+            .map(|line| {
+                assert!(line.contains("INFO"), "{line}");
+                line.rsplit_once("events=").expect(line).1.trim().parse().unwrap()
+            })
+            .collect();
+        assert!(!counts.is_empty(), "{text}");
+        // Five of each batch that has a count.
+        assert!(named >= 5 * counts.len(), "{named} for {counts:?}");
+        assert_eq!(named + counts.iter().sum::<usize>(), 200, "{counts:?}");
+        on.clean().await;
+    }
 
     macro_rules! on_each {
         ($($module:ident, $database:ty, $time:literal;)*) => {

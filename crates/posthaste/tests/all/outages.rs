@@ -16,7 +16,9 @@ use posthaste::{
     transport::{Outcome, Transport},
     transports::memory::MemoryTransport,
 };
+use posthaste_testkit::wait::asked;
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
+use tokio::sync::Semaphore;
 
 on_every_database!(a_first_heartbeat_that_fails_at_once_is_repeated_with_a_pause);
 
@@ -107,7 +109,73 @@ async fn losing_every_connection_is_survived_and_nothing_is_lost() {
     seen.dedup();
     assert_eq!(seen.len(), 500);
     relay.stop().await.unwrap();
+    assert_eq!(on.number("select count(*) from {events} where attempts > 0").await, 0);
     on.clean().await;
+}
+
+/// Their owner was unclean, and was the relay itself: it knows that nothing in its hands has killed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_relay_has_in_its_hands_when_it_loses_its_own_leases_costs_no_attempt() {
+    let on = Postgres::fixture().await;
+    let transport = Gated::default();
+    let config =
+        Config { lease: Duration::from_secs(1), heartbeat: Duration::from_millis(200), ..quick() };
+    let relay = relay_with_name(&on, "posthaste-own", transport.clone(), config).await;
+    relay.start().await.unwrap();
+    let id = on.enqueue(vec![event("k", 0)]).await[0].id;
+    soon("the publish", transport.came()).await;
+    // No connection is left, and no lease is renewed.
+    let mut nobody = on.pool.begin().await.unwrap();
+    let lock = on.tables.fill("lock table {shards} in access exclusive mode");
+    Postgres::run_on(&mut nobody, lock).await.unwrap();
+    assert!(end_connections(&on, "posthaste-own", "%").await > 0);
+    until(&relay, "the end of its leases", |stats| stats.shards_owned == 0).await;
+    // The answer is too late for the lease under which it was published.
+    transport.gate.add_permits(1);
+    nobody.rollback().await.unwrap();
+
+    soon("the publish after it", transport.came()).await;
+    assert!(on.number("select min(epoch) from {shards}").await > 1, "the leases are new ones");
+    transport.gate.add_permits(1);
+    asked("the settle", async || on.store.count_sent().await.unwrap() == 1).await;
+    let record = on.record(id).await;
+    assert_eq!((record.status, record.attempts), (Status::Sent, 0));
+    assert!(on.store.attempts(record.sequence).await.unwrap().is_empty());
+    assert_eq!(relay.stop().await.unwrap().suspects, 0);
+    on.clean().await;
+}
+
+/// Says that a publish has begun, and waits for leave to answer it.
+#[derive(Clone)]
+struct Gated {
+    begun: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
+}
+
+impl Default for Gated {
+    fn default() -> Self {
+        let closed = || Arc::new(Semaphore::new(0));
+        Self { begun: closed(), gate: closed() }
+    }
+}
+
+impl Gated {
+    async fn came(&self) {
+        self.begun.acquire().await.unwrap().forget();
+    }
+}
+
+#[async_trait::async_trait]
+impl Transport for Gated {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
+        self.begun.add_permits(1);
+        self.gate.acquire().await.unwrap().forget();
+        vec![Outcome::Delivered; batch.len()]
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

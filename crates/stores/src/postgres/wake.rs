@@ -86,8 +86,7 @@ impl PostgresStore {
             .connect_with(options)
             .await
             .map_err(not_connected::<Postgres>(CONNECTING))?;
-        let mut listener =
-            PgListener::connect_with(&pool).await.map_err(failed(CONNECTING))?;
+        let mut listener = PgListener::connect_with(&pool).await.map_err(failed(CONNECTING))?;
         // A lost connection is the caller's to know: what was notified meanwhile is lost as well.
         listener.eager_reconnect(false);
         listener.listen(channel).await.map_err(failed("listening"))?;
