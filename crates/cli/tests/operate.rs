@@ -426,7 +426,18 @@ fn looking(ground: &Ground, admin: &str, health: &str) {
         (&relays["relays"][0]["name"], &relays["shards"][0]["relay"]),
         (&"r1".into(), &"r1".into())
     );
-    ground.says(&["relays"], &["r1", "per_key"]);
+    // The owner's columns: how many shards, and which.
+    let shards = relays["shards"].as_array().unwrap();
+    let is_ours = |shard: &Value| shard["relay"] == "r1";
+    assert!(shards.iter().all(is_ours), "{relays}");
+    let shown = ground.says(&["relays"], &["r1", "per_key", "shards", "numbers"]);
+    let row = shown.lines().find(|line| line.contains("r1")).unwrap();
+    let cells: Vec<&str> = row.split(['│', '┆']).map(str::trim).filter(|c| !c.is_empty()).collect();
+    let numbers = match shards.len() {
+        1 => "0".to_owned(),
+        count => format!("0-{}", count - 1),
+    };
+    assert_eq!(cells[cells.len() - 2..], [shards.len().to_string(), numbers], "{shown}");
 
     let list = |args: &[&str]| ground.json(&[&["events", "list"], args].concat());
     let count = |args: &[&str]| list(args)["events"].as_array().unwrap().len();

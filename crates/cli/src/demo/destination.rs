@@ -67,3 +67,35 @@ impl Destination {
 pub(super) fn order(envelope: &Envelope) -> Option<i64> {
     envelope.event.aggregate_id()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+    use posthaste::Event;
+
+    use super::*;
+
+    /// Not from when the destination was asked, nor from when the shop committed.
+    #[tokio::test]
+    async fn a_latency_counts_from_the_insert_as_the_relays_does() {
+        let ledger = Arc::new(Ledger::new());
+        let destination = Destination::new(Arc::clone(&ledger));
+        ledger.order(7);
+        let event = Event::builder("OrderPlaced").aggregate("Order", 7).raw_json("{}");
+        let envelope = Envelope {
+            sequence: 1,
+            attempts: 0,
+            replay: 0,
+            created_at: Timestamp::now() - SignedDuration::from_secs(1),
+            topic: None,
+            event: event.build().unwrap(),
+        };
+        // It stumbles now and then.
+        while destination.publish(std::slice::from_ref(&envelope)).await != [Outcome::Delivered] {}
+        let (running, latency) = ledger.running();
+        assert_eq!(running.delivered, 1);
+        // The middle of a bucket, which is 9 % wide.
+        let latency = latency.quantile(0.5).unwrap().as_secs_f64();
+        assert!((0.9..10.0).contains(&latency), "{latency} s");
+    }
+}
