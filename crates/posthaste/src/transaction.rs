@@ -65,24 +65,9 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// a call of `enqueue`, `savepoint`, `release`, `rollback` of a savepoint or the inbox was dropped
     /// half-way, or a savepoint of the driver's was dropped while it was being set. On PostgreSQL this costs
     /// one question more, unless `enqueue` came last.
-    pub async fn commit(self) -> Result<()> {
+    pub async fn commit(mut self) -> Result<()> {
+        self.refuse_given_up()?;
         let Self { mut open, mut batches, proven } = self;
-        let refusal = if batches.is_torn() {
-            Some(
-                "a call that wrote in the transaction, or ended a part of it, failed or was given up \
-                 half-way; it was rolled back",
-            )
-        } else if !DB::in_transaction(&mut open) {
-            // The driver rolls back whole what it was setting a savepoint in.
-            Some("the transaction has ended before, with a savepoint that was given up half-way")
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
-            // The hooks are told when the rollback is under way.
-            drop(open);
-            return Err(Error::new(ErrorKind::State, refusal));
-        }
         // From here on it is unknown until it is known: nobody may wait for the answer.
         batches.end = Moment::Unknown;
         match DB::commit(open.take(), proven).await {
@@ -106,6 +91,20 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             }
             Err(error) => Err(commit_failed(error, "the result of the commit is unknown")),
         }
+    }
+
+    /// Refuses when a call was given up half-way that wrote in it, or that ended it. It can only be dropped then.
+    pub(crate) fn refuse_given_up(&mut self) -> Result<()> {
+        let refusal = if self.batches.is_torn() {
+            "a call that wrote in the transaction, or ended a part of it, failed or was given up \
+             half-way; it was rolled back"
+        } else if !DB::in_transaction(&mut self.open) {
+            // The driver rolls back whole what it was setting a savepoint in.
+            "the transaction has ended before, with a savepoint that was given up half-way"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::State, refusal))
     }
 
     /// Rolls back: nothing was enqueued, whatever the database answers.

@@ -90,6 +90,8 @@ impl<DB: IdempotencyDialect> Held<DB> {
         mut transaction: OutboxTransaction<DB>,
         response: StoredResponse,
     ) -> Result<bool> {
+        // Outside of a transaction the response would be stored by itself.
+        transaction.refuse_given_up()?;
         DB::still_open(transaction.connection()).await?;
         let tables = self.settings.outbox.tables();
         let connection = transaction.connection();

@@ -117,6 +117,27 @@ pub async fn without_the_transaction_the_response_is_stored_after_the_effect<DB:
     server.stop(fixture).await;
 }
 
+/// As with a timeout around a savepoint. The driver rolls back the whole transaction with it: a response that was
+/// written then would be stored, and the effect would not.
+pub async fn a_handler_that_gives_a_savepoint_up_is_500_and_its_key_free<DB: KeyDatabase>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    for behaviour in ["give-up", "give-up-the-drivers"] {
+        server.pay("k", behaviour).await.is_problem(500, "database");
+        let stored = fixture.number(&format!("{KEYS} where status is not null")).await;
+        assert_eq!(stored, 0, "{behaviour}: a response without its effect");
+        freed(fixture).await;
+        let optional = server.client.post(format!("{}/optional/pay", server.url));
+        let answer = Answer::of(optional.header("x-do", behaviour).body("42")).await;
+        answer.is_problem(500, "database");
+        assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (0, 0));
+    }
+    assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (1, 1));
+    server.stop(fixture).await;
+}
+
 /// The lease ends under a slow handler, and a repeat overtakes it: the late one is rolled back.
 pub async fn an_overtaken_handler_is_fenced<DB: KeyDatabase>(fixture: &Fixture<DB>) {
     let server = Server::start(fixture).await;

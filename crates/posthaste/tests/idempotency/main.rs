@@ -14,6 +14,7 @@ use tokio::task::spawn;
 
 use faults::{
     a_client_that_hangs_up_frees_the_key, a_handler_that_forgets_to_commit_is_500,
+    a_handler_that_gives_a_savepoint_up_is_500_and_its_key_free,
     a_handler_that_panics_frees_the_key, a_handler_that_rolls_back_frees_the_key,
     a_refusal_that_was_committed_is_repeated,
     a_response_that_is_too_large_undoes_the_effect_or_tells_of_it,
@@ -37,6 +38,7 @@ on_every_database! {
     a_refusal_that_was_committed_is_repeated,
     a_handler_that_rolls_back_frees_the_key,
     a_handler_that_forgets_to_commit_is_500,
+    a_handler_that_gives_a_savepoint_up_is_500_and_its_key_free,
     a_handler_that_panics_frees_the_key,
     a_client_that_hangs_up_frees_the_key,
     a_response_that_is_too_large_undoes_the_effect_or_tells_of_it,

@@ -13,11 +13,13 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use futures_util::FutureExt;
 use posthaste::{
     idempotency::{IdempotencyLayer, Idempotent},
     stores::idempotency::IdempotencyDialect,
 };
 use reqwest::{Client, RequestBuilder};
+use sqlx::Connection;
 use tokio::{
     net::TcpListener,
     sync::Semaphore,
@@ -159,6 +161,15 @@ async fn pay<DB: KeyDatabase>(
             // As a server ends a transaction, and the handler does not look.
             let ended = if DB::NAME == "MySQL" { "rollback" } else { "select 1 / 0" };
             let _ = DB::run_on(tx.connection(), ended.to_owned()).await;
+            StatusCode::CREATED
+        }
+        // Polled once, each is dropped half-way. One that was done is taken back.
+        "give-up" => {
+            while tx.savepoint().now_or_never().is_some() {}
+            StatusCode::CREATED
+        }
+        "give-up-the-drivers" => {
+            while tx.connection().begin().now_or_never().is_some() {}
             StatusCode::CREATED
         }
         "decline" => StatusCode::PAYMENT_REQUIRED,
