@@ -16,7 +16,7 @@ use posthaste_stores::{
 use sqlx::{Pool, Transaction};
 
 use crate::{
-    EnqueueIn,
+    EnqueueIn, OutboxTransaction,
     level::{Level, check_open},
 };
 
@@ -235,9 +235,10 @@ impl<DB: InboxDialect> Inbox<DB> {
     /// Deletes up to `limit` records that are older than this, and says how many; call it again while
     /// the answer is the limit. A message that comes again later than that runs again.
     pub async fn purge(&self, pool: &Pool<DB>, older_than: Duration, limit: usize) -> Result<u64> {
-        let mut transaction = pool.begin().await.map_err(failed("purging the inbox"))?;
-        let purged = DB::purge_inbox(&mut transaction, &self.tables, older_than, limit).await?;
-        transaction.commit().await.map_err(failed("purging the inbox"))?;
+        let mut transaction = OutboxTransaction::<DB>::begin(pool).await?;
+        let connection = transaction.connection();
+        let purged = DB::purge_inbox(connection, &self.tables, older_than, limit).await?;
+        transaction.commit_ours().await?;
         Ok(purged)
     }
 }
@@ -281,8 +282,4 @@ fn check(field: &str, text: &str, limit: usize) -> Result<()> {
         return Err(Error::invalid(format!("{field} must not contain the character U+0000")));
     }
     Ok(())
-}
-
-fn failed(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
-    move |error| Error::new(ErrorKind::Unavailable, format!("{doing} failed")).with_source(error)
 }

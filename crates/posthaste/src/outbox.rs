@@ -130,10 +130,7 @@ impl<DB: Dialect> Outbox<DB> {
     /// A plain driver transaction is equally safe, only without the hot path and without the hooks
     /// for its end.
     pub async fn begin(&self, pool: &Pool<DB>) -> Result<OutboxTransaction<DB>> {
-        let transaction = DB::begin(pool).await.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "no transaction could be begun").with_source(error)
-        })?;
-        Ok(OutboxTransaction::new(transaction, pool.clone()))
+        OutboxTransaction::begin(pool).await
     }
 
     /// Writes an event in the caller's transaction: it commits or rolls back with everything else.

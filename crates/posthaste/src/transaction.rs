@@ -30,9 +30,13 @@ pub struct OutboxTransaction<DB: Dialect> {
 }
 
 impl<DB: Dialect> OutboxTransaction<DB> {
-    pub(crate) fn new(inner: Transaction<'static, DB>, pool: Pool<DB>) -> Self {
-        let open = Open { transaction: Some(inner), pool };
-        Self { open, batches: Batches::default(), proven: true }
+    /// Begins one. Dropped half-way, it leaves no transaction open.
+    pub(crate) async fn begin(pool: &Pool<DB>) -> Result<Self> {
+        let transaction = DB::begin(pool).await.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "no transaction could be begun").with_source(error)
+        })?;
+        let open = Open { transaction: Some(transaction), pool: pool.clone() };
+        Ok(Self { open, batches: Batches::default(), proven: true })
     }
 
     /// The connection, for queries: `query.execute(tx.connection())`.
@@ -40,9 +44,10 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         self
     }
 
-    /// A statement of ours was the last one, and has succeeded.
-    pub(crate) fn prove(&mut self) {
+    /// Commits after a statement of ours, which has succeeded.
+    pub(crate) async fn commit_ours(mut self) -> Result<()> {
         self.proven = true;
+        self.commit().await
     }
 
     /// Begins a part that can be taken back.
@@ -207,7 +212,7 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
-        self.prove();
+        self.proven = true;
         self.batches.add(written, hooks);
     }
 }

@@ -9,7 +9,7 @@ use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::idempotency::{
     IdempotencyDialect, KeyClaim, KeyLease, RequestKey, StoredResponse, claim_key,
 };
-use sqlx::{Transaction, pool::PoolConnection};
+use sqlx::pool::PoolConnection;
 
 use super::Settings;
 use crate::OutboxTransaction;
@@ -98,8 +98,7 @@ impl<DB: IdempotencyDialect> Held<DB> {
         let stored =
             DB::store_response(connection, tables, &self.key, &self.lease, &response).await?;
         if stored {
-            transaction.prove();
-            transaction.commit().await?;
+            transaction.commit_ours().await?;
         } else {
             transaction.rollback().await?;
         }
@@ -112,10 +111,11 @@ impl<DB: IdempotencyDialect> Held<DB> {
         // Whatever becomes of it: the effect has happened, and a repeat is to wait for the lease.
         self.ended = true;
         to_the_end(async move {
-            let mut transaction = begin(&self.settings).await?;
+            let mut transaction = OutboxTransaction::<DB>::begin(&self.settings.pool).await?;
+            let connection = transaction.connection();
             let tables = self.settings.outbox.tables();
-            DB::store_response(&mut transaction, tables, &self.key, &self.lease, &response).await?;
-            end(transaction).await
+            DB::store_response(connection, tables, &self.key, &self.lease, &response).await?;
+            transaction.commit_ours().await
         })
         .await
     }
@@ -161,9 +161,10 @@ async fn release<DB: IdempotencyDialect>(
     lease: &KeyLease,
 ) {
     let released = async {
-        let mut transaction = begin(settings).await?;
-        DB::release_key(&mut transaction, settings.outbox.tables(), key, lease).await?;
-        end(transaction).await
+        let mut transaction = OutboxTransaction::<DB>::begin(&settings.pool).await?;
+        let connection = transaction.connection();
+        DB::release_key(connection, settings.outbox.tables(), key, lease).await?;
+        transaction.commit_ours().await
     };
     if let Err(error) = released.await {
         tracing::warn!(%error, "an idempotency key was not given back; its lease will end");
@@ -171,22 +172,7 @@ async fn release<DB: IdempotencyDialect>(
 }
 
 async fn acquire<DB: IdempotencyDialect>(settings: &Settings<DB>) -> Result<PoolConnection<DB>> {
-    settings.pool.acquire().await.map_err(unavailable("no connection for idempotency keys"))
-}
-
-/// A statement may go without a name, and a pooler keeps it for the length of a transaction.
-pub(super) async fn begin<DB: IdempotencyDialect>(
-    settings: &Settings<DB>,
-) -> Result<Transaction<'static, DB>> {
-    settings.pool.begin().await.map_err(unavailable("no connection for idempotency keys"))
-}
-
-pub(super) async fn end<DB: IdempotencyDialect>(
-    transaction: Transaction<'static, DB>,
-) -> Result<()> {
-    transaction.commit().await.map_err(unavailable("writing idempotency keys failed"))
-}
-
-fn unavailable(message: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
-    move |error| Error::new(ErrorKind::Unavailable, message).with_source(error)
+    settings.pool.acquire().await.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "no connection for idempotency keys").with_source(error)
+    })
 }

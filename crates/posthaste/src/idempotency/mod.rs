@@ -82,7 +82,7 @@ pub use self::{
     service::{IdempotencyBody, IdempotencyService},
     transaction::{Idempotent, IdempotentTransaction},
 };
-use crate::Outbox;
+use crate::{Outbox, OutboxTransaction};
 
 type Scope = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
@@ -183,10 +183,10 @@ impl<DB: IdempotencyDialect> IdempotencyLayer<DB> {
     /// Deletes up to `limit` expired keys, and says how many; call it again while the answer is
     /// the limit.
     pub async fn purge(&self, limit: usize) -> Result<u64> {
-        let mut transaction = claim::begin(&self.settings).await?;
-        let tables = self.settings.outbox.tables();
-        let purged = DB::purge_idempotency(&mut transaction, tables, limit).await?;
-        claim::end(transaction).await?;
+        let mut transaction = OutboxTransaction::<DB>::begin(&self.settings.pool).await?;
+        let (connection, tables) = (transaction.connection(), self.settings.outbox.tables());
+        let purged = DB::purge_idempotency(connection, tables, limit).await?;
+        transaction.commit_ours().await?;
         Ok(purged)
     }
 

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use crate::support::{Fixture, TestDatabase, event, soon};
+use crate::support::{Fixture, TestDatabase, event, hang_up, soon};
 use futures_util::FutureExt;
 use posthaste::{
     EnqueueIn, ErrorKind, Event, Inbox, OutboxTransaction,
     domain::{Aggregate, Events, UnitOfWork},
-    stores::inbox::InboxDialect,
+    idempotency::IdempotencyLayer,
+    store::Store,
+    stores::{idempotency::IdempotencyDialect, inbox::InboxDialect},
 };
 use sqlx::{Connection, MySql, MySqlConnection, Postgres, Sqlite, SqliteConnection};
 use tokio::task::yield_now;
@@ -666,25 +668,73 @@ async fn one_connection<DB: TestDatabase>(url: &str) -> sqlx::Pool<DB> {
     pool.connect(url).await.unwrap()
 }
 
-/// A client hangs up while `BEGIN` is under way: the next user of the connection finds no transaction open.
-async fn a_begin_that_was_given_up_leaves_no_transaction_open<DB: TestDatabase>(url: &str) {
+/// A call that begins a transaction on the application's pool.
+#[derive(Clone, Copy, Debug)]
+enum Begins {
+    Outbox,
+    PurgeOfTheInbox,
+    PurgeOfKeys,
+    Migration,
+}
+
+const BEGINS: [Begins; 4] =
+    [Begins::Outbox, Begins::PurgeOfTheInbox, Begins::PurgeOfKeys, Begins::Migration];
+
+async fn begin_with<DB: TestDatabase + InboxDialect + IdempotencyDialect>(
+    call: Begins,
+    on: &Fixture<DB>,
+    pool: &sqlx::Pool<DB>,
+    store: &dyn Store,
+) {
+    match call {
+        Begins::Outbox => drop(on.outbox().begin(pool).await.unwrap()),
+        Begins::PurgeOfTheInbox => {
+            let inbox = Inbox::<DB>::new(on.table());
+            inbox.purge(pool, Duration::from_hours(1), 1).await.unwrap();
+        }
+        Begins::PurgeOfKeys => {
+            let layer = IdempotencyLayer::new(on.outbox(), pool.clone(), |_| None);
+            layer.purge(1).await.unwrap();
+        }
+        Begins::Migration => drop(store.migrate(None).await.unwrap()),
+    }
+}
+
+/// A client hangs up while `BEGIN` is under way, or at another await of the call: the next user of the connection
+/// finds no transaction open.
+async fn a_begin_that_was_given_up_leaves_no_transaction_open<
+    DB: TestDatabase + InboxDialect + IdempotencyDialect,
+>(
+    url: &str,
+) {
     let on = DB::fixture().await;
     with_effects(&on).await;
     let pool = one_connection::<DB>(url).await;
-    let (mut given_up, mut n) = (0, 0);
-    while given_up < 10 {
-        soon("the connection", async {
-            while pool.num_idle() == 0 {
-                yield_now().await;
-            }
-        })
-        .await;
-        given_up += u32::from(is_given_up(on.outbox().begin(&pool)));
-        let mut connection = pool.acquire().await.unwrap();
-        DB::run_on(&mut connection, effect(&on, n)).await.unwrap();
-        n += 1;
-        assert_eq!(on.number(EFFECTS).await, i64::from(n), "it was not committed");
-        assert!(n < 1_000, "only {given_up} of {n} were given up half-way");
+    let store = DB::store(pool.clone(), on.tables.clone());
+    // Once, so that it knows that no pooler is in between.
+    store.migrate(None).await.unwrap();
+    let mut n = 0;
+    for call in BEGINS {
+        let (mut given_up, mut waits) = (0, 0);
+        while given_up < 10 || waits > 0 {
+            drop(pool.acquire().await.unwrap());
+            soon("the connection", async {
+                while pool.num_idle() == 0 {
+                    yield_now().await;
+                }
+            })
+            .await;
+            // At the next await each time, until it comes to its end.
+            let ended =
+                soon("the call", hang_up(begin_with(call, &on, &pool, &*store), waits)).await;
+            waits = if ended.is_none() { waits + 1 } else { 0 };
+            given_up += u32::from(ended.is_none());
+            let mut connection = pool.acquire().await.unwrap();
+            DB::run_on(&mut connection, effect(&on, n)).await.unwrap();
+            n += 1;
+            assert_eq!(on.number(EFFECTS).await, i64::from(n), "{call:?}: it was not committed");
+            assert!(n < 10_000, "{call:?}: only {given_up} of {n} were given up half-way");
+        }
     }
     pool.close().await;
     drop_effects(&on).await;
@@ -708,8 +758,8 @@ async fn on_mariadb_a_begin_that_was_given_up_leaves_no_transaction_open() {
 async fn on_sqlite_a_begin_that_was_given_up_leaves_no_transaction_open() {
     let on = Sqlite::fixture().await;
     with_effects(&on).await;
-    for n in 0..20 {
-        drop(on.outbox().begin(&on.pool).now_or_never());
+    for n in 0..40 {
+        let _ = begin_with(BEGINS[n as usize % 4], &on, &on.pool, &*on.store).now_or_never();
         on.sql(&effect(&on, n)).await;
         assert_eq!(on.number(EFFECTS).await, i64::from(n) + 1);
     }

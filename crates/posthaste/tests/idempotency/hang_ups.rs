@@ -11,13 +11,10 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    future::poll_fn,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -42,7 +39,7 @@ use tower_service::Service;
 
 use crate::{
     shop::{EFFECTS, KEYS, KeyDatabase},
-    support::{Fixture, event, soon, url},
+    support::{Fixture, event, hang_up, soon, url},
 };
 
 /// Connections of the pool under test, and clients at once: they wait for each other, too.
@@ -81,22 +78,6 @@ impl HangUpDatabase for MySql {
         let open: i64 = sqlx::query_scalar(OPEN).fetch_one(connection).await.unwrap();
         open != 0
     }
-}
-
-/// Waits for a future until it has waited so many times, and then drops it. One that was done before
-/// comes with the number of its waits.
-async fn hang_up<F: Future>(future: F, most: u64) -> Option<(F::Output, u64)> {
-    let mut future = pin!(future);
-    let mut waits = 0;
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some((output, waits))),
-        Poll::Pending if waits == most => Poll::Ready(None),
-        Poll::Pending => {
-            waits += 1;
-            Poll::Pending
-        }
-    })
-    .await
 }
 
 /// A shop, its few connections, and numbers that the seed decides.

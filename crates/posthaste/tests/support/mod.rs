@@ -2,9 +2,12 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::{
+    future::poll_fn,
     io::{self, Write},
     path::PathBuf,
+    pin::pin,
     sync::{Arc, Mutex},
+    task::Poll,
     time::Duration,
 };
 
@@ -220,6 +223,22 @@ pub async fn until(relay: &Relay, what: &str, reached: impl FnMut(&Stats) -> boo
 /// Waits for a future that must not hang.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} hung"))
+}
+
+/// Waits for a future until it has waited so many times, and then drops it. One that was done before
+/// comes with the number of its waits.
+pub async fn hang_up<F: Future>(future: F, most: u64) -> Option<(F::Output, u64)> {
+    let mut future = pin!(future);
+    let mut waits = 0;
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some((output, waits))),
+        Poll::Pending if waits == most => Poll::Ready(None),
+        Poll::Pending => {
+            waits += 1;
+            Poll::Pending
+        }
+    })
+    .await
 }
 
 /// Everything that is logged, whoever logs it.

@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
 
 use super::PostgresStore;
 use crate::{
+    dialect::begin_undisturbed,
     failure::failed,
     sessions::Lent,
     version::{self, Found, Migration},
@@ -31,7 +32,8 @@ impl Schema for PostgresStore {
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
         let asked = version::checked_shards(shards)?;
         self.refuse_pooler().await?;
-        let mut transaction = self.pool.begin().await.map_err(failed("migrating"))?;
+        let mut transaction =
+            begin_undisturbed(&self.pool, None).await.map_err(failed("migrating"))?;
         self.lock(&mut transaction).await?;
         self.require_schema(&mut transaction).await?;
         let found = self.found(&mut transaction).await?;
