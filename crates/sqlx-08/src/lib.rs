@@ -33,7 +33,8 @@ use posthaste::{
     uuid::Uuid,
 };
 use sqlx_core::{
-    Error as SqlxError, error::DatabaseError, query::query, row::Row, transaction::Transaction,
+    Error as SqlxError, connection::Connection, error::DatabaseError, query::query, row::Row,
+    transaction::Transaction,
 };
 use sqlx_postgres::{PgRow, Postgres};
 
@@ -47,6 +48,14 @@ impl PostgresTransaction for InTransaction<'_, '_> {
         statements: &Statements,
         events: &[Event],
     ) -> Result<Vec<(Uuid, i64)>> {
+        if !self.0.is_in_transaction() {
+            // The driver rolls back whole what it was setting a savepoint in: the event would be there by itself.
+            return Err(Error::new(
+                ErrorKind::State,
+                "the transaction has ended before, with a savepoint that was given up half-way; begin \
+                 another one",
+            ));
+        }
         let columns = Columns::of(events);
         // Not kept under a name: behind a transaction pooler the name would be somebody else's.
         query::<Postgres>(&statements.insert)
