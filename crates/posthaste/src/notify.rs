@@ -94,15 +94,21 @@ impl<DB: Dialect> Notifier<DB> {
         if self.announced.swap(true, Ordering::AcqRel) {
             return;
         }
-        let announced = Announced(Arc::clone(&self.announced));
+        let (announced, way) = (Announced(Arc::clone(&self.announced)), Arc::clone(&self.way));
         runtime.spawn(async move {
             // Before it is sent: a commit from here on announces itself again.
             drop(announced);
-            if let Err(error) = store.notify().await {
-                tracing::debug!(%error, "relays were not woken; they poll");
-            }
+            notify(&way, &store).await;
         });
     }
+}
+
+async fn notify<DB: Dialect>(way: &Mutex<Option<Way<DB>>>, store: &Arc<dyn Store>) {
+    let Err(error) = store.notify().await else { return };
+    tracing::debug!(%error, "relays were not woken; they poll");
+    // The runtime of its pool may have ended, which nobody is told: the next write's pool takes its place.
+    let mut way = way.lock().unwrap_or_else(PoisonError::into_inner);
+    way.take_if(|way| way.store.as_ref().is_some_and(|held| Arc::ptr_eq(held, store)));
 }
 
 impl<DB: Dialect> Hook for Notifier<DB> {
@@ -131,9 +137,11 @@ impl<DB: Dialect> Hook for Notifier<DB> {
     }
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
 mod tests {
-    use sqlx::{Sqlite, SqlitePool};
+    use std::time::Duration;
+
+    use sqlx::{Sqlite, SqlitePool, postgres::PgPoolOptions};
     use tokio::runtime::Builder;
 
     use super::*;
@@ -175,5 +183,25 @@ mod tests {
         assert!(closed());
         notifier.connect(&second);
         assert!(!closed() && !Arc::ptr_eq(&store, &notifier.store().unwrap()));
+    }
+
+    /// As when its runtime has ended: nobody has closed it.
+    #[tokio::test]
+    async fn a_pool_that_notifies_no_more_is_replaced_by_the_next_one() {
+        let notifier = Notifier::new(Tables::new("outbox_event".parse().unwrap()));
+        // Nobody listens on this port.
+        let lazy = || {
+            let options = PgPoolOptions::new().acquire_timeout(Duration::from_millis(10));
+            options.connect_lazy("postgres://127.0.0.1:1/nowhere").unwrap()
+        };
+        notifier.connect(&lazy());
+        let first = notifier.store().unwrap();
+        notify(&notifier.way, &first).await;
+        notifier.connect(&lazy());
+        let second = notifier.store().unwrap();
+        assert!(!Arc::ptr_eq(&first, &second), "the first was kept");
+        // A late failure of the first one is no failure of the second.
+        notify(&notifier.way, &first).await;
+        assert!(Arc::ptr_eq(&second, &notifier.store().unwrap()));
     }
 }
