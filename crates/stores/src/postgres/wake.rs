@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::{
-    Error, ErrorKind, Key, Result, TableName,
+    Error, ErrorKind, Result,
     store::{Listener, Wake},
 };
 use sqlx::{
@@ -29,13 +29,10 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// How long it may take to say so.
 const ANSWER: Duration = Duration::from_secs(4);
 
-/// Longest name of a channel that PostgreSQL takes.
-const MAX_CHANNEL: usize = 63;
-
 #[async_trait]
 impl Wake for PostgresStore {
     async fn listen(&self) -> Result<Option<Box<dyn Listener>>> {
-        let listener = self.listener(&channel(self.tables.name())).await?;
+        let listener = self.listener(&self.tables.name().channel()).await?;
         Ok(Some(Box::new(PostgresListener(listener))))
     }
 
@@ -48,7 +45,7 @@ impl Wake for PostgresStore {
         }
         let mut session = self.sessions.take("notifying").await?;
         sqlx::query(NOTIFY)
-            .bind(channel(self.tables.name()))
+            .bind(self.tables.name().channel())
             .execute(&mut *session)
             .await
             .map_err(failed("notifying"))?;
@@ -64,7 +61,7 @@ impl PostgresStore {
         let doing = "notifying";
         let mut lent = Lent::from(&self.pool, doing).await?;
         // Of lowercase letters, digits and underscores; the simple protocol binds nothing.
-        let notify = format!("select pg_notify('{}', '')", channel(self.tables.name()));
+        let notify = format!("select pg_notify('{}', '')", self.tables.name().channel());
         lent.get()?.execute(AssertSqlSafe(notify)).await.map_err(failed(doing))?;
         lent.done();
         Ok(())
@@ -126,13 +123,4 @@ impl PostgresListener {
 
 fn lost(why: &str) -> Error {
     Error::new(ErrorKind::Unavailable, format!("listening failed: {why}"))
-}
-
-/// The outbox's channel; the names of a long schema and a long table together are shortened.
-fn channel(name: &TableName) -> String {
-    let channel = name.channel();
-    if channel.len() <= MAX_CHANNEL {
-        return channel;
-    }
-    format!("posthaste_{:016x}_wake", Key::of(&channel).0)
 }
