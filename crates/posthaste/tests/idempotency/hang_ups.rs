@@ -29,7 +29,7 @@ use axum::{
 use futures_util::{StreamExt, future::join_all, stream};
 use posthaste::{
     Error, ErrorKind, Inbox, Outbox, Result,
-    idempotency::{IdempotencyLayer, Idempotent},
+    idempotency::{IdempotencyLayer, Idempotent, IdempotentTransaction},
     stores::{Tables, inbox::InboxDialect},
 };
 use sqlx::{
@@ -132,12 +132,14 @@ impl<DB: HangUpDatabase> Ground<'_, DB> {
     /// call off and the handler commits all the same.
     async fn enqueue(&self, n: usize) {
         let mut tx = self.outbox.begin(&self.pool).await.unwrap();
-        let name = format!("enqueue {n}");
-        if DB::run_on(tx.connection(), self.effect(&name)).await.is_err() {
-            return;
+        let mut names = vec![format!("enqueue {n}"), format!("more {n}")];
+        names.truncate(1 + self.below(2) as usize);
+        for name in &names {
+            if DB::run_on(tx.connection(), self.effect(name)).await.is_err() {
+                return;
+            }
         }
-        let more = self.below(2) as usize;
-        let events = [event(&name, 1), event("more", n)].into_iter().take(1 + more).collect();
+        let events = names.iter().map(|name| event(name, 1)).collect();
         let enqueued = self.hang_up(self.outbox.enqueue_all(&mut tx, events)).await;
         if self.below(2) == 0 {
             let committed = tx.commit().await;
@@ -175,12 +177,11 @@ impl<DB: HangUpDatabase> Ground<'_, DB> {
     }
 
     /// A client of an idempotent handler. It sends its request again until it has an answer.
-    async fn request(&self, router: &Router, n: usize) {
-        let key = format!("request-{n}");
-        let _ = self.hang_up(send(router, &key)).await;
+    async fn request(&self, router: &Router, path: &str, key: &str) {
+        let _ = self.hang_up(send(router, path, key)).await;
         soon("the answer", async {
             loop {
-                match send(router, &key).await.unwrap().status() {
+                match send(router, path, key).await.unwrap().status() {
                     StatusCode::CREATED => return,
                     // Of the first one, until its key is given back.
                     StatusCode::CONFLICT => tokio::task::yield_now().await,
@@ -192,8 +193,8 @@ impl<DB: HangUpDatabase> Ground<'_, DB> {
     }
 
     /// One that never comes back: nobody but the layer gives its key back.
-    async fn gone(&self, router: &Router, n: usize) {
-        let _ = self.hang_up(send(router, &format!("gone-{n}"))).await;
+    async fn gone(&self, router: &Router, path: &str, key: &str) {
+        let _ = self.hang_up(send(router, path, key)).await;
     }
 
     fn router(&self) -> Router {
@@ -202,7 +203,12 @@ impl<DB: HangUpDatabase> Ground<'_, DB> {
             // A key that nobody gives back is locked for longer than this test waits.
             .lease(Duration::from_mins(30));
         let till = Till { outbox: self.outbox.clone(), tables: self.fixture.tables.clone() };
-        Router::new().route("/pay", post(pay::<DB>)).with_state(Arc::new(till)).layer(layer)
+        Router::new()
+            .route("/pay", post(pay::<DB>))
+            .route("/plain", post(|| async { StatusCode::CREATED }))
+            .route("/refuse", post(refuse::<DB>))
+            .with_state(Arc::new(till))
+            .layer(layer)
     }
 
     /// How many effects this step has. Each of them is there once and has its record, and each record its
@@ -257,9 +263,13 @@ impl<DB: HangUpDatabase> Ground<'_, DB> {
     }
 }
 
-/// A payment under this key.
-fn send(router: &Router, key: &str) -> impl Future<Output = Result<Response, Infallible>> {
-    let request = Request::post("/pay").header("idempotency-key", key);
+/// A request under this key.
+fn send(
+    router: &Router,
+    path: &str,
+    key: &str,
+) -> impl Future<Output = Result<Response, Infallible>> + use<> {
+    let request = Request::post(path).header("idempotency-key", key);
     router.clone().call(request.body(Body::from(key.to_owned())).unwrap())
 }
 
@@ -276,15 +286,43 @@ async fn pay<DB: HangUpDatabase>(
     Extension(request): Extension<Idempotent<DB>>,
     body: String,
 ) -> Answer {
-    let failed =
-        |error: &dyn std::error::Error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
-    let mut tx = request.begin().await.map_err(|error| failed(&error))?;
-    let effect = format!("insert into {{events}}_effects (n) values ('{body}')");
-    let paid = DB::run_on(tx.connection(), till.tables.fill(&effect)).await;
-    paid.map_err(|error| failed(&error))?;
-    till.outbox.enqueue(&mut tx, event(&body, 1)).await.map_err(|error| failed(&error))?;
+    let tx = paid(&till, &request, &body).await?;
     tx.commit_with_response().map_err(|error| failed(&error))?;
     Ok(StatusCode::CREATED)
+}
+
+/// Answers 408 or 500 without a transaction, with one that it drops, or with one that it hands back.
+async fn refuse<DB: HangUpDatabase>(
+    State(till): State<Arc<Till<DB>>>,
+    Extension(request): Extension<Idempotent<DB>>,
+    body: String,
+) -> Answer {
+    match body.bytes().last().map(|digit| digit % 3) {
+        Some(0) => return Ok(StatusCode::REQUEST_TIMEOUT),
+        Some(1) => drop(paid(&till, &request, &body).await?),
+        _ => {
+            let tx = paid(&till, &request, &body).await?;
+            tx.commit_with_response().map_err(|error| failed(&error))?;
+        }
+    }
+    Ok(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+async fn paid<DB: HangUpDatabase>(
+    till: &Till<DB>,
+    request: &Idempotent<DB>,
+    name: &str,
+) -> Result<IdempotentTransaction<DB>, (StatusCode, String)> {
+    let mut tx = request.begin().await.map_err(|error| failed(&error))?;
+    let effect = format!("insert into {{events}}_effects (n) values ('{name}')");
+    let paid = DB::run_on(tx.connection(), till.tables.fill(&effect)).await;
+    paid.map_err(|error| failed(&error))?;
+    till.outbox.enqueue(&mut tx, event(name, 1)).await.map_err(|error| failed(&error))?;
+    Ok(tx)
+}
+
+fn failed(error: &dyn std::error::Error) -> (StatusCode, String) {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
 async fn clients_that_hang_up_leave_nothing_behind<DB: HangUpDatabase>() {
@@ -313,20 +351,23 @@ async fn clients_that_hang_up_leave_nothing_behind<DB: HangUpDatabase>() {
     };
     let router = &ground.router();
     let mut clients = BTreeMap::new();
-    for step in ["begin", "enqueue", "commit", "once", "request", "gone"] {
+    for step in ["begin", "enqueue", "commit", "once", "request", "gone", "plain", "refused"] {
         // Where answers are quick, few of so many can be cut off: then others come.
         let (mut came, mut cut) = (0, 0);
-        while cut <= times / 4 {
+        while cut < times {
             assert!(came < 20 * times, "{step}: only {cut} of {came} were cut off");
             let next = stream::iter(came..came + times);
             let next = next.for_each_concurrent(CLIENTS, |n| async move {
+                let key = format!("{step}-{n}");
                 match step {
                     "begin" => ground.begin().await,
                     "enqueue" => ground.enqueue(n).await,
                     "commit" => ground.commit(n).await,
                     "once" => ground.once(n).await,
-                    "request" => ground.request(router, n).await,
-                    _ => ground.gone(router, n).await,
+                    "request" => ground.request(router, "/pay", &key).await,
+                    "gone" => ground.gone(router, "/pay", &key).await,
+                    "plain" => ground.request(router, "/plain", &key).await,
+                    _ => ground.gone(router, "/refuse", &key).await,
                 }
             });
             let limit = Duration::from_mins(if nightly { 15 } else { 2 });
@@ -343,9 +384,13 @@ async fn clients_that_hang_up_leave_nothing_behind<DB: HangUpDatabase>() {
     ground.no_key_is_locked().await;
     let alone = format!("{EFFECTS} where n = 'alone'");
     assert_eq!(fixture.number(&alone).await, clients["begin"], "of others");
+    let refused = format!("{EFFECTS} where n like 'refused%'");
+    assert_eq!(fixture.number(&refused).await, 0, "effects of handlers that refused");
+    clients.insert("more", clients["enqueue"]);
     let mut effects = BTreeMap::new();
     for (step, records, column) in [
         ("enqueue", "{events}", "aggregate_id"),
+        ("more", "{events}", "aggregate_id"),
         ("commit", "{events}", "aggregate_id"),
         ("once", "{inbox}", "message_id"),
         ("request", "{events}", "aggregate_id"),
@@ -365,8 +410,9 @@ async fn clients_that_hang_up_leave_nothing_behind<DB: HangUpDatabase>() {
     assert_eq!(records, clients["once"], "records");
     let answered = format!("{KEYS} where status = 201");
     let keys = (fixture.number(KEYS).await, fixture.number(&answered).await);
-    let paid = effects["request"] + effects["gone"];
-    assert_eq!(keys, (paid, paid), "a key without its payment");
+    // Those that took no transaction came again until their response was stored.
+    let answered = effects["request"] + effects["gone"] + clients["plain"];
+    assert_eq!(keys, (answered, answered), "a key without its payment, or of one that refused");
 
     pool.close().await;
     fixture.sql("drop table {events}_effects").await;
