@@ -253,7 +253,9 @@ impl<DB: InboxDialect> Inbox<DB> {
 /// | NATS, every format | `Nats-Msg-Id` |
 /// | format `cloudevents-binary` | `ce-id`, `ce_id` (Kafka), `cloudEvents:id` (RabbitMQ), `id` (MQTT) |
 ///
-/// In the format `cloudevents-structured` the id is in the body, as `id`.
+/// In the format `cloudevents-structured` the id is in the body, as `id`. Of what is found elsewhere (`webhook-id`, the
+/// field `id` of an entry in Redis, RabbitMQ's property `message_id`) it cuts off the number of a replay, when it is
+/// given that: `message_id(|name| (name == "id").then_some(value))`.
 ///
 /// ```
 /// let headers = [("ce_id", "0190a5c4-7c1e-7000-8000-3f1f0c2d4b5a/1"), ("ce_type", "OrderPlaced")];

@@ -127,8 +127,11 @@ impl<DB: Dialect> Outbox<DB> {
     }
 
     /// Begins a transaction that remembers what is enqueued in it and hands it over after commit.
-    /// A plain driver transaction is equally safe, only without the hot path and without the hooks
-    /// for its end.
+    ///
+    /// In a plain driver transaction an event commits or rolls back with its rows just as well. But only one of
+    /// `begin` has the hot path and the hooks for its end, leaves its connection fit for the next user when it
+    /// is dropped half-way, as with a client that hangs up, and never reports a commit that was none: sqlx
+    /// 0.9.0 says Ok to the commit after a failed statement (PostgreSQL) and after a call that was given up.
     pub async fn begin(&self, pool: &Pool<DB>) -> Result<OutboxTransaction<DB>> {
         OutboxTransaction::begin(pool).await
     }

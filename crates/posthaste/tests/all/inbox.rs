@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Fixture, TestDatabase, soon};
+use crate::support::{Fixture, TestDatabase, event, soon, url};
+use futures_util::future::join_all;
 use posthaste::{
     Envelope, Error, ErrorKind, Inbox, Once, message_id, stores::inbox::InboxDialect,
     transports::message::MessageFormat,
 };
-use sqlx::Transaction;
+use sqlx::{AssertSqlSafe, Transaction, postgres::PgPoolOptions};
 use tokio::{sync::oneshot, task::JoinSet};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -431,4 +432,56 @@ async fn without_named_statements_the_inbox_leaves_none_on_its_connection() {
     }
     tx.rollback().await.unwrap();
     fixture.clean().await;
+}
+
+/// Behind a pooler that lends out connections by the transaction, to more than it has.
+async fn behind_a_transaction_pooler_a_message_takes_effect_once(variable: &str) {
+    const MESSAGES: usize = 50;
+
+    let fixture = <sqlx::Postgres as TestDatabase>::fixture().await;
+    let pool = PgPoolOptions::new().max_connections(30).connect(&url(variable)).await.unwrap();
+    let inbox = with_effects(&fixture).await.without_named_statements();
+    let outbox = fixture.outbox().without_named_statements();
+    let deliveries = join_all((0..3 * MESSAGES).map(async |delivery| {
+        let id = format!("m{}", delivery / 3);
+        // Not prepared under a name either.
+        let effect = sqlx::raw_sql(AssertSqlSafe(effect(&fixture, &id)));
+        let mut tx = outbox.begin(&pool).await.unwrap();
+        let outcome = inbox
+            .once(&mut tx, "billing", &id, async |tx| {
+                effect.execute(&mut **tx).await?;
+                Ok::<_, Failure>(())
+            })
+            .await
+            .unwrap();
+        if !outcome.is_duplicate() {
+            outbox.enqueue(&mut tx, event(&id, 1)).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        outcome
+    }));
+    let outcomes = soon("the deliveries", deliveries).await;
+    let ran = outcomes.iter().filter(|outcome| !outcome.is_duplicate()).count();
+    let events = fixture.number("select count(*) from {events}").await;
+    let counts = (ran as i64, fixture.number(EFFECTS).await, events);
+    assert_eq!(counts, (MESSAGES as i64, MESSAGES as i64, MESSAGES as i64));
+
+    let earlier = Fixture::<sqlx::Postgres>::earlier("received_at", 2);
+    fixture.sql(&format!("update {{inbox}} set received_at = {earlier}")).await;
+    let purges = (0..20).map(|_| inbox.purge(&pool, Duration::from_hours(1), MESSAGES));
+    let purged: u64 = join_all(purges).await.into_iter().map(Result::unwrap).sum();
+    assert_eq!(purged, MESSAGES as u64);
+    pool.close().await;
+    drop_effects(&fixture).await;
+    fixture.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_pgbouncer_a_message_takes_effect_once() {
+    behind_a_transaction_pooler_a_message_takes_effect_once("POSTHASTE_TEST_PGBOUNCER").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_pgbouncer_that_resets_a_message_takes_effect_once() {
+    behind_a_transaction_pooler_a_message_takes_effect_once("POSTHASTE_TEST_PGBOUNCER_RESET").await;
 }

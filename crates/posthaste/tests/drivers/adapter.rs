@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use posthaste::{Enqueued, Event, Limits, Outbox, PostgresOutbox, Result, TableName};
+use posthaste::{Enqueued, ErrorKind, Event, Limits, Outbox, PostgresOutbox, Result, TableName};
 
 use crate::support::{Fixture, TestDatabase, url};
 
@@ -31,12 +31,21 @@ impl Route {
 pub enum Step {
     /// Enqueues in the transaction.
     Enqueue(Vec<Event>),
+    /// Enqueues, and passes over the conflict.
+    Conflict(Vec<Event>),
     /// Enqueues in a savepoint of the driver's own, which is then kept or rolled back.
     InSavepoint { events: Vec<Event>, keep: bool },
     /// Plain SQL.
     Sql(String),
     /// Something else happens meanwhile.
     Meanwhile(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+/// Of a call that was refused.
+#[track_caller]
+pub fn is_conflict(answer: Result<Vec<Enqueued>>) {
+    let refused = answer.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
 }
 
 /// How a transaction ends.

@@ -199,6 +199,21 @@ pub async fn one_id_for_two_events_of_one_call_is_a_conflict<A: Adapter>(
     assert!(delivered(on).await.is_empty());
 }
 
+/// Whatever is done with its transaction: the application passes over the error, and commits.
+pub async fn a_call_that_fails_leaves_none_of_its_events<A: Adapter>(
+    on: &Fixture<A::Database>,
+    adapter: &mut A,
+) {
+    let settings = Settings::of(on.table());
+    let known = event("known", 1);
+    let steps = vec![Step::Enqueue(vec![known.clone()])];
+    adapter.transaction(&settings, steps, End::Commit).await.unwrap();
+    let other = Event::builder("Other").id(known.id()).raw_json("{}").build().unwrap();
+    let steps = vec![Step::Conflict(vec![event("new", 1), other])];
+    let _ = adapter.transaction(&settings, steps, End::Commit).await;
+    assert_eq!(ids(&delivered(on).await), [known.id()]);
+}
+
 pub async fn limits_are_checked_and_the_default_tenant_applies<A: Adapter>(
     on: &Fixture<A::Database>,
     adapter: &mut A,

@@ -5,7 +5,7 @@ use posthaste::{
 };
 
 use super::{
-    adapter::{Adapter, End, Route, Settings, Step},
+    adapter::{Adapter, End, Route, Settings, Step, is_conflict},
     cases::cut,
 };
 use crate::support::{Fixture, TestDatabase, event};
@@ -58,6 +58,9 @@ impl Adapter for DieselAsync {
                 match step {
                     Step::Enqueue(events) => {
                         enqueued.extend(outbox.enqueue_all(connection, events).await?);
+                    }
+                    Step::Conflict(events) => {
+                        is_conflict(outbox.enqueue_all(connection, events).await);
                     }
                     Step::InSavepoint { events, keep } => {
                         let inside = connection.transaction(async |connection| {

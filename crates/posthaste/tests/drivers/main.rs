@@ -21,8 +21,6 @@ mod sea_orm;
 
 mod wake;
 
-mod failed;
-
 use self::{
     adapter::{Adapter, Route},
     diesel_async::DieselAsync,
@@ -44,6 +42,7 @@ macro_rules! with {
                 the_same_id_again_gives_the_first_sequence,
                 the_same_id_with_another_tenant_type_or_key_is_a_conflict,
                 one_id_for_two_events_of_one_call_is_a_conflict,
+                a_call_that_fails_leaves_none_of_its_events,
                 limits_are_checked_and_the_default_tenant_applies,
                 the_trace_of_the_current_span_goes_along,
                 many_events_keep_their_order,

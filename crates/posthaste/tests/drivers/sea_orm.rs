@@ -3,7 +3,7 @@ use posthaste::{
     sea_orm::{ConnectOptions, ConnectionTrait, Database, DatabaseConnection, TransactionTrait},
 };
 
-use super::adapter::{Adapter, End, Route, Settings, Step};
+use super::adapter::{Adapter, End, Route, Settings, Step, is_conflict};
 use crate::support::Fixture;
 
 pub struct SeaOrm(DatabaseConnection);
@@ -34,6 +34,9 @@ impl Adapter for SeaOrm {
             match step {
                 Step::Enqueue(events) => {
                     enqueued.extend(outbox.enqueue_all(&mut tx, events).await?);
+                }
+                Step::Conflict(events) => {
+                    is_conflict(outbox.enqueue_all(&mut tx, events).await);
                 }
                 Step::InSavepoint { events, keep } => {
                     let mut savepoint = tx.begin().await.unwrap();

@@ -4,7 +4,7 @@ use posthaste_sqlx_08::InTransaction;
 use sqlx_core_08::{acquire::Acquire, executor::Executor};
 use sqlx_postgres_08::PgPool;
 
-use super::adapter::{Adapter, End, Route, Settings, Step};
+use super::adapter::{Adapter, End, Route, Settings, Step, is_conflict};
 use crate::support::{Fixture, TestDatabase, event};
 
 pub struct Sqlx08(PgPool);
@@ -29,6 +29,9 @@ impl Adapter for Sqlx08 {
             match step {
                 Step::Enqueue(events) => {
                     enqueued.extend(outbox.enqueue_all(&mut InTransaction(&mut tx), events).await?);
+                }
+                Step::Conflict(events) => {
+                    is_conflict(outbox.enqueue_all(&mut InTransaction(&mut tx), events).await);
                 }
                 Step::InSavepoint { events, keep } => {
                     let mut savepoint = tx.begin().await.unwrap();

@@ -1,7 +1,7 @@
 use posthaste::{Enqueued, Outbox, Result};
 use sqlx::{AssertSqlSafe, Connection, MySql, Pool, Postgres, Sqlite};
 
-use super::adapter::{Adapter, End, Route, Settings, Step};
+use super::adapter::{Adapter, End, Route, Settings, Step, is_conflict};
 use crate::support::Fixture;
 
 pub struct Sqlx09<DB: sqlx::Database> {
@@ -40,6 +40,9 @@ macro_rules! on_sqlx_09 {
                     match step {
                         Step::Enqueue(events) => {
                             enqueued.extend(outbox.enqueue_all(&mut tx, events).await?);
+                        }
+                        Step::Conflict(events) => {
+                            is_conflict(outbox.enqueue_all(&mut tx, events).await);
                         }
                         Step::InSavepoint { events, keep } => {
                             let mut savepoint = tx.begin().await.unwrap();

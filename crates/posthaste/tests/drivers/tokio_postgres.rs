@@ -2,7 +2,7 @@ use posthaste::deadpool_postgres::{Manager, Pool};
 use posthaste::tokio_postgres::{Client, Config, NoTls};
 use posthaste::{Enqueued, Result};
 
-use super::adapter::{Adapter, End, Route, Settings, Step};
+use super::adapter::{Adapter, End, Route, Settings, Step, is_conflict};
 use crate::support::Fixture;
 
 pub struct TokioPostgres(Client);
@@ -19,6 +19,9 @@ macro_rules! run {
             match step {
                 Step::Enqueue(events) => {
                     enqueued.extend(outbox.enqueue_all(&mut tx, events).await?);
+                }
+                Step::Conflict(events) => {
+                    is_conflict(outbox.enqueue_all(&mut tx, events).await);
                 }
                 Step::InSavepoint { events, keep } => {
                     let mut savepoint = tx.transaction().await.unwrap();

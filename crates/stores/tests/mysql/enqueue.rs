@@ -7,7 +7,7 @@ use posthaste_stores::Dialect;
 use sqlx::{Connection, MySql, MySqlConnection};
 use tokio::time::timeout;
 
-use crate::{Outbox, event};
+use crate::{MYSQL, Outbox, event, mariadb_url, pool};
 
 /// A transaction that sees what others have not committed takes none of it for there.
 #[tokio::test]
@@ -93,4 +93,23 @@ async fn a_row_that_does_not_fit_is_no_reason_to_try_again() {
     // Or its lock on the table would keep that from being dropped.
     transaction.rollback().await.unwrap();
     outbox.drop().await;
+}
+
+/// MySQL puts it in the class of what passes; MariaDB does not.
+#[tokio::test]
+async fn a_value_that_does_not_fit_is_no_reason_to_try_again() {
+    let mysql = std::env::var(MYSQL).ok();
+    for url in [Some(mariadb_url()), mysql].into_iter().flatten() {
+        let outbox = Outbox::over(pool(&url, 2).await).await;
+        let mut connection = outbox.pool.acquire().await.unwrap();
+        let numbers = "alter table {events} modify column content_type int not null";
+        outbox.execute(&mut connection, numbers).await;
+        let mut transaction = connection.begin().await.unwrap();
+        let events = [event("k")];
+        let refused = MySql::enqueue(&mut transaction, &outbox.tables, &events).await.unwrap_err();
+        assert!(format!("{refused:?}").contains("1366"), "{refused:?}");
+        assert_eq!(refused.kind(), ErrorKind::Database, "{refused:?}");
+        transaction.rollback().await.unwrap();
+        outbox.drop().await;
+    }
 }
