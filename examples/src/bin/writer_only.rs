@@ -33,8 +33,8 @@ async fn main() -> Result {
     outbox.enqueue(&mut tx, event.payload("a book, by tomorrow")).await?;
     tx.commit().await?;
 
-    // A transaction of the driver's own is as safe; the next poll finds the event. The short form:
-    // a type and a payload.
+    // In a transaction of the driver's own an event commits with its rows, too; the next poll finds it. The
+    // short form: a type and a payload.
     let mut tx = pool.begin().await?;
     outbox.enqueue(&mut tx, ("DayEnded", &[("orders", 1)])).await?;
     // What a savepoint takes back was never written.
