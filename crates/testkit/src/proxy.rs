@@ -65,6 +65,8 @@ struct Orders {
     detested: Vec<&'static str>,
     /// How often it did.
     hung_up: usize,
+    /// How many clients have connected.
+    connections: usize,
 }
 
 #[derive(Debug)]
@@ -128,6 +130,11 @@ impl Proxy {
         lock(&self.orders).hung_up
     }
 
+    /// How many connections clients have made.
+    pub fn connections(&self) -> usize {
+        lock(&self.orders).connections
+    }
+
     fn order(
         &self,
         answer: Answer,
@@ -156,6 +163,7 @@ async fn accept(listener: TcpListener, server: String, orders: Arc<Mutex<Orders>
     loop {
         tokio::select! {
             Ok((client, _)) = listener.accept() => {
+                lock(&orders).connections += 1;
                 let (server, orders) = (server.clone(), Arc::clone(&orders));
                 connections.spawn(async move {
                     // A server that refuses, or either side that leaves, ends this connection only.

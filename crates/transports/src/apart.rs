@@ -99,6 +99,7 @@ pub(crate) struct Sent {
     pub(crate) outcomes: Vec<Option<Outcome>>,
     /// The connection, or the batch's own channel of it, broke over one of these events, or may have.
     pub(crate) broke: Option<String>,
+    /// Where that leaves events without an outcome, the connection is to be replaced.
     /// Which of those without an outcome it may have been.
     pub(crate) suspects: Suspects,
     /// The connection is not to be used again.
@@ -164,7 +165,6 @@ impl<C> Apart<C> {
         let (first, mut groups) = self.divide(batch);
         let mut deadline = Instant::now() + limit;
         let mut why = String::new();
-        let mut connection_lives = false;
         let mut takes = false;
         let mut began = time::Instant::now();
         if !first.is_empty() {
@@ -183,8 +183,6 @@ impl<C> Apart<C> {
             if let ([Some(Outcome::Retry { .. })], Some(_)) = (&sent.outcomes[..], &sent.broke) {
                 self.blame(events[0]);
             }
-            // What broke no more than a channel goes over another one.
-            connection_lives = !sent.replace && groups.is_empty();
             let mut under_way = Group::new();
             for (&place, outcome) in first.iter().zip(sent.outcomes) {
                 if outcome.is_none() {
@@ -225,7 +223,7 @@ impl<C> Apart<C> {
                 in_order: true,
                 why,
             };
-            let place = (self.only_shared || connection_lives).then_some(shared);
+            let place = self.only_shared.then_some(shared);
             trial.run(transport, place, deadline).await;
         }
         let not_tried = || Outcome::Retry {

@@ -18,8 +18,9 @@ use posthaste_core::{
     Envelope, Event, Result,
     transport::{Outcome, Transport},
 };
-use posthaste_testkit::transports::{
-    Destination, Options, Received, Server, Traits, consume, consumer,
+use posthaste_testkit::{
+    proxy::Proxy,
+    transports::{Destination, Options, Received, Server, Traits, consume, consumer},
 };
 use posthaste_transports::rabbitmq::{RabbitMq, RabbitMqConfig};
 use serde::Deserialize;
@@ -254,22 +255,54 @@ async fn a_virtual_host_that_is_not_there_is_named_as_the_reason() {
 #[tokio::test]
 async fn a_message_beyond_the_servers_own_limit_is_dead_and_its_neighbours_are_delivered() {
     let Some(_) = shared() else { return };
+    let server = limited().await;
+    let transport = transport(&server.url());
+    // What was written to a closed channel arrives early or late, and then ends the connection.
+    for round in 0..40 {
+        let batch = [1, 100, 100_000, 1, 200_000, 1].map(sized);
+        let outcomes = transport.publish(&batch).await;
+        for (n, outcome) in outcomes.iter().enumerate() {
+            if [2, 4].contains(&n) {
+                let Outcome::Dead { error } = outcome else { panic!("round {round}: {outcome:?}") };
+                assert!(error.contains("too large"), "{error}");
+            } else {
+                assert_eq!(*outcome, Outcome::Delivered, "event {n} of round {round}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_channel_that_one_of_several_closed_ends_its_connection_and_one_of_an_event_alone_does_not()
+ {
+    let Some(_) = shared() else { return };
+    let server = limited().await;
+    let proxy = Proxy::start(format!("127.0.0.1:{}", server.port())).await.unwrap();
+    let transport = transport(&format!("amqp://posthaste:posthaste@{}", proxy.address()));
+    // The server reads the large one first: it confirms nothing before.
+    let outcomes = transport.publish(&[100_000, 1].map(sized)).await;
+    assert!(matches!(outcomes[0], Outcome::Dead { .. }), "{outcomes:?}");
+    assert_eq!(outcomes[1], Outcome::Delivered);
+    assert_eq!(proxy.connections(), 3, "shared, both over their own, each alone over the next");
+    for _ in 0..3 {
+        let outcomes = transport.publish(&[sized(100_000)]).await;
+        assert!(matches!(outcomes[0], Outcome::Dead { .. }), "{outcomes:?}");
+        assert_eq!(transport.publish(&[sized(1)]).await, [Outcome::Delivered]);
+    }
+    assert_eq!(proxy.connections(), 4, "the shared one is made anew, once");
+}
+
+/// A server that takes messages of up to 64 KiB, and has a queue.
+async fn limited() -> Server {
     let mut server = private("max_message_size = 65536\ndisk_free_limit.absolute = 50MB");
     server.start().await;
     prepare(&server.url(), "limited").await;
-    let event = |size: usize| {
-        enveloped(Event::builder("OrderPlaced").topic("limited").payload(&"x".repeat(size)))
-    };
-    let batch = [event(1), event(100), event(100_000), event(1), event(200_000), event(1)];
-    let outcomes = transport(&server.url()).publish(&batch).await;
-    for (n, outcome) in outcomes.iter().enumerate() {
-        if [2, 4].contains(&n) {
-            let Outcome::Dead { error } = outcome else { panic!("{outcome:?}") };
-            assert!(error.contains("too large"), "{error}");
-        } else {
-            assert_eq!(*outcome, Outcome::Delivered, "event {n}");
-        }
-    }
+    server
+}
+
+/// An event for its queue with so many bytes.
+fn sized(size: usize) -> Envelope {
+    enveloped(Event::builder("OrderPlaced").topic("limited").payload(&"x".repeat(size)))
 }
 
 /// One user, who may publish to topics that begin with `allowed`; a queue takes all of them.

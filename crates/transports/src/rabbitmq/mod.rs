@@ -438,13 +438,18 @@ impl Shared for RabbitMq {
             return Answers { outcomes, broke: None, suspects: Suspects::Unknown, replace: false };
         };
         // One message can close the channel of all, or the connection.
-        let (broke, replace) = match &broken {
-            Broken::Channel(403, _) => (Some(self.not_authorized()), false),
-            Broken::Channel(code @ (311 | 406), _) => {
-                (Some(format!("RabbitMQ closed the channel (code {code})")), false)
-            }
-            Broken::Connection(error) => (Some(error.clone()), true),
-            Broken::Channel(..) | Broken::Late => (None, false),
+        let broke = match &broken {
+            Broken::Channel(404, _) | Broken::Late => None,
+            Broken::Channel(403, _) => Some(self.not_authorized()),
+            Broken::Channel(code, _) => Some(format!("RabbitMQ closed the channel (code {code})")),
+            Broken::Connection(error) => Some(error.clone()),
+        };
+        // What else was written to a closed channel makes the server close the connection, and whoever is on
+        // it by then would be taken for the cause.
+        let replace = match &broken {
+            Broken::Channel(..) => batch.len() > 1,
+            Broken::Connection(_) => true,
+            Broken::Late => false,
         };
         let told = match (&broken, batch) {
             (Broken::Connection(_), _) => None,
