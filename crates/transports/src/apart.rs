@@ -38,6 +38,7 @@
 //! - An outage begins while events are tried and others were taken: up to 31 that are tried last are blamed for
 //!   it, once. After that they are undecided, as all are.
 //! - Time is up: what was not tried comes again, and no attempt is counted.
+//! - The publish is dropped: its connection is not used again.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -98,8 +99,8 @@ pub(crate) struct Sent {
     /// For each event, in order; `None` for what was under way when the connection broke.
     pub(crate) outcomes: Vec<Option<Outcome>>,
     /// The connection, or the batch's own channel of it, broke over one of these events, or may have.
-    pub(crate) broke: Option<String>,
     /// Where that leaves events without an outcome, the connection is to be replaced.
+    pub(crate) broke: Option<String>,
     /// Which of those without an outcome it may have been.
     pub(crate) suspects: Suspects,
     /// The connection is not to be used again.
@@ -174,7 +175,7 @@ impl<C> Apart<C> {
             };
             deadline = Instant::now() + limit;
             let events: Vec<&Envelope> = first.iter().map(|place| &batch[*place]).collect();
-            let sent = transport.send(&live, &events, deadline).await;
+            let sent = send_over(transport, shared, &live, &events, deadline).await;
             takes = self.note_taken(&sent, shared, &live);
             if sent.replace {
                 // Of whoever shares it, the first has noticed it: what others have made since counts.
@@ -323,6 +324,36 @@ impl<C> Apart<C> {
     }
 }
 
+/// Publishes these over this connection. Dropped before the end, it has the connection replaced: the client
+/// library may have events that it would still send.
+async fn send_over<T: Shared>(
+    transport: &T,
+    place: &Connection<T::Live>,
+    live: &Arc<T::Live>,
+    events: &[&Envelope],
+    deadline: Instant,
+) -> Sent {
+    let mut under_way = UnderWay { place, live, has_ended: false };
+    let sent = transport.send(live, events, deadline).await;
+    under_way.has_ended = true;
+    sent
+}
+
+/// A publish over a connection.
+struct UnderWay<'a, C> {
+    place: &'a Connection<C>,
+    live: &'a Arc<C>,
+    has_ended: bool,
+}
+
+impl<C> Drop for UnderWay<'_, C> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.place.lost(self.live);
+        }
+    }
+}
+
 fn forget_the_oldest(known: &mut BTreeMap<u128, Known>) {
     if known.len() > MOST_KNOWN {
         known.pop_first();
@@ -413,7 +444,7 @@ impl<C> Trial<'_, C> {
                 continue;
             }
             let events: Vec<&Envelope> = group.iter().map(|place| &self.batch[*place]).collect();
-            let sent = transport.send(&live, &events, until).await;
+            let sent = send_over(transport, place, &live, &events, until).await;
             let takes = self.apart.note_taken(&sent, place, &live);
             if sent.replace {
                 self.broke = place.lost(&live);
@@ -861,6 +892,27 @@ mod tests {
         publisher.shared.lost(&shared);
         let outcomes = publisher.publish(&[event(3, 3, false), poison]).await;
         assert_eq!(outcomes[1], Outcome::retry("it breaks its connection: hung up"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_publish_that_is_dropped_takes_its_connection_with_it() {
+        let second = Duration::from_secs(1);
+        let mut publisher = Publisher::new(Server { slow: 4 * second, ..Server::default() });
+        let connections = |p: &Publisher| p.server.connections.load(Ordering::Relaxed);
+        let events = batch(2, &[0]);
+        let harmless = &events[1..];
+        assert_eq!(publisher.publish(harmless).await, [Outcome::Delivered]);
+        assert_eq!(publisher.publish(harmless).await, [Outcome::Delivered]);
+        assert_eq!(connections(&publisher), 1, "what has ended keeps it");
+        timeout_at(Instant::now() + second, publisher.publish(harmless)).await.unwrap_err();
+        assert_eq!(publisher.publish(harmless).await, [Outcome::Delivered]);
+        assert_eq!(connections(&publisher), 2);
+        // In a trial, where that goes over the same one.
+        publisher.apart = Apart::new(LIMIT, true);
+        timeout_at(Instant::now() + 5 * second, publisher.publish(&events)).await.unwrap_err();
+        assert_eq!(connections(&publisher), 3);
+        assert_eq!(publisher.publish(harmless).await, [Outcome::Delivered]);
+        assert_eq!(connections(&publisher), 4);
     }
 
     #[tokio::test(start_paused = true)]
