@@ -8,7 +8,7 @@ use posthaste_core::{
     Envelope, Failure, Key,
     transport::{Outcome, Transport},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::dispatch::guarded;
 
@@ -19,8 +19,11 @@ use crate::dispatch::guarded;
 /// events of its ordering key wait for it. What fails after is only logged: the event has been
 /// delivered, or not, already.
 ///
-/// All of it, with the publish between, has the relay's dispatch timeout. What hangs before an event
-/// is handed over fails that event; what hangs after it is cut off.
+/// All of it, with the publish between, has the relay's dispatch timeout. Before the events of a batch
+/// are handed over, interceptors have what the publish leaves of it
+/// ([`longest_publish`](posthaste_core::transport::Capabilities::longest_publish)), and half of it where that
+/// is not known. What takes longer fails its event, unless others of the batch have taken most of that
+/// time; events that were not asked about come again, and the others go. What hangs after an event is cut off.
 #[async_trait]
 pub trait Interceptor: Send + Sync + 'static {
     /// Before the event is handed over. A failure goes to retry, or dead, as it says.
@@ -51,7 +54,8 @@ pub(crate) async fn around(
     let name = transport.name();
     let began = Instant::now();
     let left = || timeout.saturating_sub(began.elapsed());
-    let (seen, refused) = ask(interceptors, name, batch, left).await;
+    let longest = transport.capabilities().longest_publish.unwrap_or(timeout / 2);
+    let (seen, refused) = ask(interceptors, name, batch, timeout.saturating_sub(longest)).await;
     let admitted: Vec<Envelope> = batch
         .iter()
         .zip(&refused)
@@ -77,13 +81,14 @@ pub(crate) async fn around(
 }
 
 /// Gives for each event how many interceptors have seen it, and why it is not to be handed over if
-/// that is so.
+/// that is so. When time is up, those that are left are not asked about.
 async fn ask(
     interceptors: &[Arc<dyn Interceptor>],
     name: &str,
     batch: &[Envelope],
-    left: impl Fn() -> Duration,
+    limit: Duration,
 ) -> (Vec<usize>, Vec<Option<Outcome>>) {
+    let until = Instant::now() + limit;
     let (mut seen, mut refused) =
         (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     let mut waiting: Vec<Key> = Vec::new();
@@ -95,49 +100,57 @@ async fn ask(
             refused.push(Some(Outcome::held()));
             continue;
         }
-        let (by, refusal) = before(interceptors, name, envelope, &left).await;
+        let began = Instant::now();
+        if began >= until && !seen.is_empty() {
+            break;
+        }
+        let mut by = 0;
+        let asked = timeout_at(until, before(interceptors, name, envelope, &mut by)).await;
+        seen.push(by);
+        let Ok(refusal) = asked else {
+            // Others may have taken its time.
+            let is_to_blame = until.duration_since(began) >= limit / 2;
+            let late = || Outcome::timed_out("an interceptor did not answer in time");
+            refused.push(Some(if is_to_blame { late() } else { not_tried() }));
+            break;
+        };
         if refusal.is_some() {
             waiting.extend(envelope.event.key());
         }
-        let hung = matches!(refusal, Some(Outcome::TimedOut { .. }));
-        seen.push(by);
         refused.push(refusal);
-        if hung {
-            // No time is left for the others: they come again, and no attempt is counted.
-            let not_tried = || Outcome::Retry {
-                error: "an interceptor did not answer for another event of its batch".to_owned(),
-                after: Some(Duration::ZERO),
-            };
-            for refusal in &mut refused {
-                refusal.get_or_insert_with(not_tried);
-            }
-            refused.resize_with(batch.len(), || Some(not_tried()));
-            seen.resize(batch.len(), 0);
-            break;
-        }
     }
+    seen.resize(batch.len(), 0);
+    refused.resize_with(batch.len(), || Some(not_tried()));
     (seen, refused)
 }
 
-/// Gives how many interceptors have seen the event, and the refusal if there was one.
+/// It comes again, and no attempt is counted.
+fn not_tried() -> Outcome {
+    Outcome::Retry {
+        error: "interceptors took too long for other events of its batch".to_owned(),
+        after: Some(Duration::ZERO),
+    }
+}
+
+/// Gives the refusal if there was one, and counts the interceptors that have seen the event.
 async fn before(
     interceptors: &[Arc<dyn Interceptor>],
     name: &str,
     envelope: &Envelope,
-    left: impl Fn() -> Duration,
-) -> (usize, Option<Outcome>) {
-    for (index, interceptor) in interceptors.iter().enumerate() {
+    by: &mut usize,
+) -> Option<Outcome> {
+    for interceptor in interceptors {
+        *by += 1;
         let asking = AssertUnwindSafe(interceptor.before(name, envelope)).catch_unwind();
-        let refusal = match tokio::time::timeout(left(), asking).await {
-            Ok(Ok(Ok(()))) => continue,
-            Ok(Ok(Err(failure))) => failure.into_outcome(),
+        let refusal = match asking.await {
+            Ok(Ok(())) => continue,
+            Ok(Err(failure)) => failure.into_outcome(),
             // The panic's message can quote the payload: it stays out of the error.
-            Ok(Err(_)) => Outcome::retry("an interceptor panicked"),
-            Err(_) => Outcome::timed_out("an interceptor did not answer in time"),
+            Err(_) => Outcome::retry("an interceptor panicked"),
         };
-        return (index + 1, Some(refusal));
+        return Some(refusal);
     }
-    (interceptors.len(), None)
+    None
 }
 
 /// Also when no time is left: one that does not wait for anything is told all the same.
@@ -189,6 +202,7 @@ mod tests {
     #[derive(Default)]
     struct Prefix {
         taken: Mutex<Vec<i64>>,
+        longest_publish: Option<Duration>,
     }
 
     #[async_trait]
@@ -198,7 +212,9 @@ mod tests {
         }
 
         fn capabilities(&self) -> Capabilities {
-            Capabilities { max_batch: 10, acceptance: Acceptance::Prefix, ..Default::default() }
+            let longest_publish = self.longest_publish;
+            let acceptance = Acceptance::Prefix;
+            Capabilities { max_batch: 10, acceptance, longest_publish, ..Default::default() }
         }
 
         async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
@@ -270,18 +286,63 @@ mod tests {
         assert_eq!(*transport.taken.lock().unwrap(), [3, 1, 2]);
     }
 
+    /// No attempt is counted.
+    fn is_not_tried(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Retry { after: Some(_), .. })
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_interceptor_that_hangs_before_ends_as_a_timeout_of_its_event_alone() {
         let hangs = First { hangs_before: true, ..First::default() };
         let (transport, first) = (Prefix::default(), Arc::new(hangs));
-        let batch = [envelope(3, "b"), envelope(1, "a"), envelope(2, "a")];
+        let batch = [envelope(3, "b"), envelope(1, "a"), envelope(2, "a"), envelope(4, "c")];
         let answers = publish(&transport, &first, &batch).await;
-        assert!(transport.taken.lock().unwrap().is_empty(), "there is no time left");
         assert!(matches!(answers[1], Outcome::TimedOut { .. }), "{answers:?}");
-        // No attempt is counted.
-        let not_tried =
-            |outcome: &Outcome| matches!(outcome, Outcome::Retry { after: Some(_), .. });
-        assert!(not_tried(&answers[0]) && not_tried(&answers[2]), "{answers:?}");
+        assert!(answers[2..].iter().all(is_not_tried), "{answers:?}");
+        assert_eq!(answers[0], Outcome::Delivered, "it was let through before");
+        assert_eq!(*transport.taken.lock().unwrap(), [3]);
+    }
+
+    /// Takes five seconds for each event.
+    struct Slow;
+
+    #[async_trait]
+    impl Interceptor for Slow {
+        async fn before(&self, _: &str, _: &Envelope) -> Result<(), Failure> {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_slow_interceptors_let_through_in_time_is_published_and_the_others_come_again() {
+        // The publish keeps what it may need, or half of the time.
+        for (longest_publish, in_time) in
+            [(Some(Duration::from_secs(12)), 3), (Some(Duration::from_secs(3)), 5), (None, 2)]
+        {
+            let transport = Prefix { longest_publish, ..Prefix::default() };
+            // So that the last one does not end at the same moment as the time.
+            let timeout = Duration::from_secs(29);
+            let batch: Vec<Envelope> = (0..10).map(|n| envelope(n, &n.to_string())).collect();
+            let began = Instant::now();
+            let answers = around(&transport, &[Arc::new(Slow)], &batch, timeout).await;
+            let (taken, others) = answers.split_at(in_time);
+            assert_eq!(taken, vec![Outcome::Delivered; in_time]);
+            assert!(others.iter().all(is_not_tried), "{answers:?}");
+            assert_eq!(transport.taken.lock().unwrap().len(), in_time);
+            let needed = longest_publish.unwrap_or(timeout / 2);
+            assert!(began.elapsed() + needed <= timeout, "{:?}", began.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_takes_all_of_the_time_is_timed_out_and_the_others_come_again() {
+        let transport =
+            Prefix { longest_publish: Some(Duration::from_secs(26)), ..Prefix::default() };
+        let batch = [envelope(1, "a"), envelope(2, "b")];
+        let answers = around(&transport, &[Arc::new(Slow)], &batch, TIMEOUT).await;
+        assert!(matches!(answers[0], Outcome::TimedOut { .. }), "{answers:?}");
+        assert!(is_not_tried(&answers[1]), "{answers:?}");
     }
 
     #[tokio::test(start_paused = true)]
