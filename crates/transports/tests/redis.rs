@@ -277,12 +277,25 @@ async fn a_master_that_became_a_replica_is_left_for_the_new_one() {
     assert_eq!(Subject.read(&new.url(), "a").await.len(), 1);
 }
 
-/// Its limit is lower than ours: it ends the connection.
 #[tokio::test]
 async fn an_entry_beyond_the_servers_own_limit_is_a_retry_and_the_others_are_delivered() {
     let Some(mut server) = private("", &["--proto-max-bulk-len", "1mb"]) else { return };
     server.start().await;
-    let redis = transport(&server.url());
+    refuses_an_entry_beyond_its_limit(&server.url(), &transport(&server.url())).await;
+}
+
+#[tokio::test]
+async fn an_entry_beyond_the_limit_of_a_clusters_node_is_a_retry_and_the_others_are_delivered() {
+    const OPTIONS: &[&str] = &["--proto-max-bulk-len", "1mb", "--cluster-enabled", "yes"];
+    let Some(mut node) = private("", OPTIONS) else { return };
+    node.start().await;
+    form(&[&node]).await;
+    let redis = transport(&format!("{}?cluster=true", node.url()));
+    refuses_an_entry_beyond_its_limit(&node.url(), &redis).await;
+}
+
+/// Its limit is lower than ours: it ends the connection.
+async fn refuses_an_entry_beyond_its_limit(url: &str, redis: &Redis) {
     let entry = |key: usize, size: usize| {
         let event = Event::builder("OrderPlaced").aggregate("Order", key).topic("a");
         let event = event.bytes("text/plain", vec![b'x'; size]).build().unwrap();
@@ -302,7 +315,7 @@ async fn an_entry_beyond_the_servers_own_limit_is_a_retry_and_the_others_are_del
             _ => assert_eq!(*outcome, Outcome::Delivered, "event {n}"),
         }
     }
-    let received = Subject.read(&server.url(), "a").await;
+    let received = Subject.read(url, "a").await;
     assert_eq!(received.len(), 197, "a transaction that broke left nothing");
     let outcomes =
         redis.publish(&[batch[130].clone(), batch[90].clone(), batch[170].clone()]).await;

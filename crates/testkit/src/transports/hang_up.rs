@@ -24,6 +24,7 @@ const EVENTS: usize = 60;
 /// A transport whose connections go through a proxy.
 async fn through_a_proxy(topic: &Topic<'_>) -> Option<(Proxy, Arc<dyn Transport>)> {
     if !topic.traits.hangs_up {
+        eprintln!("skipped: no proxy can stand between this transport and its server");
         return None;
     }
     let (_, rest) = topic.url.split_once('@').or(topic.url.split_once("://")).expect("a URL");
