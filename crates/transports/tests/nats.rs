@@ -148,6 +148,20 @@ async fn a_missing_stream_is_created_once_and_a_replay_is_told_in_its_id() {
     assert_eq!(received[1].header("Nats-Msg-Id"), Some(format!("{}/2", event.event.id()).as_str()));
 }
 
+/// One server alone refuses a stream of three.
+#[tokio::test]
+async fn a_stream_is_created_with_the_replicas_that_are_asked_for() {
+    let name = unique("replicated");
+    let parameters = format!("stream={name}&create_stream=true&subjects={name}");
+    let Some(three) = shared(&format!("{parameters}&replicas=3")) else { return };
+    let refused = format!("stream {name} cannot be created: JetStream error 10074");
+    assert_eq!(three.check().await.unwrap_err().to_string(), refused);
+    let outcomes = three.publish(&[envelope(&name, "a")]).await;
+    assert_eq!(outcomes, [Outcome::unavailable(refused)]);
+    let one = shared(&format!("{parameters}&replicas=1")).unwrap();
+    assert!(one.check().await.unwrap().contains("1 replica:"));
+}
+
 #[tokio::test]
 async fn a_stream_that_is_not_there_is_named_by_check() {
     let name = unique("missing");

@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_url_says_it_all() {
         let config = NatsConfig::from_url(
-            "tls://me:hush@a,b:4333?stream=ORDERS&create_stream=true&subjects=orders.>,bills.*\
+            "tls://me:hush@a,b:4333?stream=ORDERS&create_stream=true&subjects=orders.>,bills.*&replicas=3\
              &ca_file=/etc/ca.pem&publish_timeout=3s&format=cloudevents-binary",
         )
         .unwrap();
@@ -199,6 +199,7 @@ mod tests {
         assert_eq!(config.common.name, "nats");
         assert_eq!(config.common.publish_timeout, Duration::from_secs(3));
         assert!(config.create_stream && config.tls);
+        assert_eq!(config.replicas, 3);
         let transport = Nats::new(config).unwrap();
         assert!(!format!("{transport:?}").contains("hush"), "{transport:?}");
     }
