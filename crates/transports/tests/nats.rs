@@ -2,6 +2,7 @@
 
 use std::{env, fs, path::Path, process::Command, sync::Arc, time::Duration};
 
+use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use futures_util::{StreamExt, future::join_all};
@@ -160,6 +161,18 @@ async fn a_stream_is_created_with_the_replicas_that_are_asked_for() {
     assert_eq!(outcomes, [Outcome::unavailable(refused)]);
     let one = shared(&format!("{parameters}&replicas=1")).unwrap();
     assert!(one.check().await.unwrap().contains("1 replica:"));
+}
+
+#[tokio::test]
+async fn a_stream_that_acknowledges_nothing_is_refused_by_check() {
+    let Some(mut server) = private("", "") else { return };
+    server.start().await;
+    let client = async_nats::connect(server.url()).await.unwrap();
+    let (name, subjects) = ("S".to_owned(), vec!["a".to_owned()]);
+    let silent = stream::Config { name, subjects, no_ack: true, ..stream::Config::default() };
+    jetstream::new(client).create_stream(silent).await.unwrap();
+    let error = transport(&format!("{}?stream=S", server.url())).check().await.unwrap_err();
+    assert!(error.to_string().contains("stream S acknowledges nothing (no_ack)"), "{error}");
 }
 
 #[tokio::test]

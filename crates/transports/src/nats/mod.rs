@@ -382,6 +382,11 @@ impl Transport for Nats {
             _ => unavailable(format!("{found}: JetStream does not answer, or is not enabled")),
         })?;
         let info = stream.cached_info();
+        if info.config.no_ack {
+            return Err(unavailable(format!(
+                "{found}: stream {name} acknowledges nothing (no_ack), so nothing can be delivered"
+            )));
+        }
         Ok(format!(
             "{found}, stream {name} on {} with {} messages, {}",
             info.config.subjects.join(", "),
@@ -435,9 +440,6 @@ fn safety(stream: &stream::Config) -> String {
     };
     if stream.storage == stream::StorageType::Memory {
         said.push_str("; storage is memory: a restart takes what was acknowledged");
-    }
-    if stream.no_ack {
-        said.push_str("; no_ack is set: it acknowledges nothing, and nothing can be delivered");
     }
     let limited = stream.max_age > Duration::ZERO
         || [stream.max_bytes, stream.max_messages].into_iter().any(|limit| limit > 0)
@@ -557,7 +559,6 @@ mod tests {
             (stream::Config { storage: stream::StorageType::Memory, ..safe.clone() }, "memory"),
             (stream::Config { max_age: Duration::from_mins(1), ..safe.clone() }, "oldest"),
             (stream::Config { max_messages: 10, ..safe.clone() }, "oldest"),
-            (stream::Config { no_ack: true, ..safe.clone() }, "acknowledges nothing"),
         ] {
             assert!(safety(&config).contains(said), "{}", safety(&config));
         }
