@@ -52,8 +52,9 @@ impl HttpConfig {
             .filter(|(scheme, _)| ["http", "https"].contains(scheme))
             .ok_or_else(|| Error::invalid("a webhook's URL begins with http:// or https://"))?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        // `user:12/word@host` would ask the host `user`. Without a colon it is a path like others.
-        if authority.contains(':')
+        // `user:12/word@host` would ask the host `user`. Without a colon, but for those of an IPv6 address, it
+        // is a path like others.
+        if authority.rsplit_once(']').map_or(authority, |(_, port)| port).contains(':')
             && !authority.contains('@')
             && (path.contains('@') || query.contains('@'))
         {
@@ -174,10 +175,23 @@ mod tests {
     fn a_configuration_that_cannot_work_is_refused() {
         assert!(refusal("ftp://me:hush@host/").contains("http:// or https://"));
         assert!(refusal("https://me:hush@a,b/").contains("one host"));
-        for url in ["https://me:12/hush@host", "https://me:12?hush@host"] {
+        for url in [
+            "https://me:12/hush@host",
+            "https://me:12?hush@host",
+            "https://[2606:4700::1]:12/hush@host",
+        ] {
             assert!(refusal(url).contains("percent-encode"), "{url}");
         }
-        assert_eq!(refusal("https://host/@me/hook?by=me@home"), "");
+        for url in
+            ["https://host/@me/hook?by=me@home", "https://[2606:4700::1]/@me/hook?by=me@home"]
+        {
+            assert_eq!(refusal(url), "", "{url}");
+        }
+        for url in
+            ["https://me:1]2/hush@host", "https://me:12]/hush@host", "https://[me:12/hush@host"]
+        {
+            assert_ne!(refusal(url), "", "{url}");
+        }
         assert!(refusal("https://me:hush@host/?x={topic}").contains("only in the path"));
         assert!(refusal("https://me:hush@{topic}.host/").contains("only in the path"));
         assert!(
