@@ -197,13 +197,16 @@ async fn no_header_of_the_event_stands_beside_one_of_ours() {
     let Some(kafka) = shared("format=cloudevents-binary") else { return };
     let topic = unique("headers");
     Subject.prepare(&Subject.url(), &topic).await;
-    // As of a message that a service handles.
-    let copied = [("ce_type", "theirs"), ("theirs", "kept")];
-    let event = Event::builder("OrderPlaced").topic(&topic).headers(copied);
-    assert_eq!(kafka.publish(&[built(event)]).await, [Outcome::Delivered]);
+    let mut envelope = built(Event::builder("OrderPlaced").topic(&topic));
+    // The builder leaves reserved names out, and `enqueue` refuses them; a table can hold older ones.
+    for (name, value) in [("ce_type", "theirs"), ("CE_Type", "theirs"), ("theirs", "kept")] {
+        envelope.event = envelope.event.with_header(name, value);
+    }
+    assert_eq!(kafka.publish(&[envelope]).await, [Outcome::Delivered]);
     let received = Subject.read(&Subject.url(), &topic).await;
     let of = |name: &str| -> Vec<&str> {
-        let headers = received[0].headers.iter().filter(|(known, _)| known == name);
+        let is_it = |known: &str| known.eq_ignore_ascii_case(name);
+        let headers = received[0].headers.iter().filter(|(known, _)| is_it(known));
         headers.map(|(_, value)| &**value).collect()
     };
     assert_eq!((of("ce_type"), of("theirs")), (vec!["OrderPlaced"], vec!["kept"]));
