@@ -31,7 +31,8 @@
 //! | --- | --- |
 //! | 2xx | delivered |
 //! | 401, 403, 407, 429, 502, 503, 504, no connection | unavailable; this event until `Retry-After` (1 h at most) |
-//! | 404, 405, 408, 409, 410, 425, other 5xx, no answer in time, a connection that breaks | retry |
+//! | no answer in time | timed out |
+//! | 404, 405, 408, 409, 410, 425, other 5xx, a connection that breaks | retry |
 //! | 3xx (not followed), other 4xx, an address that is not public | dead |
 //!
 //! Of an answer only its status is kept. Proxies of the environment are not used.
