@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::{Fixture, TestDatabase, event, hang_up, soon};
 use futures_util::FutureExt;
 use posthaste::{
-    EnqueueIn, ErrorKind, Event, Hook, Inbox, OutboxTransaction, Refusal,
+    EnqueueIn, ErrorKind, Event, Inbox, OutboxTransaction,
     domain::{Aggregate, Events, UnitOfWork},
     idempotency::IdempotencyLayer,
     store::Store,
@@ -22,7 +22,6 @@ on_every_database! {
     a_commit_after_an_enqueue_that_was_given_up_is_refused,
     an_enqueue_that_was_given_up_in_a_savepoint_counts_for_the_transaction,
     a_commit_after_a_savepoint_that_was_given_up_is_refused,
-    a_commit_after_the_end_of_a_savepoint_that_was_given_up_is_refused,
     a_transaction_that_ended_with_a_savepoint_of_the_drivers_is_not_committed,
     a_commit_after_a_message_that_was_given_up_is_refused,
     a_message_whose_effect_gave_a_savepoint_up_is_not_committed,
@@ -148,35 +147,6 @@ async fn a_commit_after_a_savepoint_that_was_given_up_is_refused<DB: TestDatabas
     assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
     assert!(refused.to_string().contains("half-way"), "{refused}");
     on.enqueue(vec![event("k", 2)]).await;
-    assert_eq!(on.number(EVENTS).await, 1);
-}
-
-/// Nobody knows what was kept.
-async fn a_commit_after_the_end_of_a_savepoint_that_was_given_up_is_refused<DB: TestDatabase>(
-    on: &Fixture<DB>,
-) {
-    let outbox = on.outbox();
-    for releases in [true, false] {
-        let tx = loop {
-            let mut tx = outbox.begin(&on.pool).await.unwrap();
-            outbox.enqueue(&mut tx, event("k", 1)).await.unwrap();
-            let mut savepoint = tx.savepoint().await.unwrap();
-            outbox.enqueue(&mut savepoint, event("k", 2)).await.unwrap();
-            let given_up = if releases {
-                is_given_up(savepoint.release())
-            } else {
-                is_given_up(savepoint.rollback())
-            };
-            if given_up {
-                break tx;
-            }
-        };
-        let refused = soon("the commit", tx.commit()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::State, "{refused}, releases: {releases}");
-        assert!(refused.to_string().contains("half-way"), "{refused}");
-        assert_eq!(on.number(EVENTS).await, 0, "releases: {releases}");
-    }
-    on.enqueue(vec![event("k", 3)]).await;
     assert_eq!(on.number(EVENTS).await, 1);
 }
 
@@ -668,18 +638,6 @@ impl Aggregate for Silent {
     }
 }
 
-#[derive(serde::Serialize, Event)]
-struct Said;
-
-/// Writes none of what it is given.
-struct Suppress;
-
-impl Hook for Suppress {
-    fn before_write(&self, _: Vec<Event>) -> Result<Vec<Event>, Refusal> {
-        Ok(Vec::new())
-    }
-}
-
 /// PostgreSQL answers the commit of a failed transaction with success. Without events there was no insert to
 /// fail before it.
 #[tokio::test]
@@ -691,16 +649,6 @@ async fn a_commit_after_a_failed_statement_is_an_error_also_without_events() {
     Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap();
     Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap_err();
     assert_eq!(work.commit().await.unwrap_err().kind(), ErrorKind::Database);
-
-    let mut loud = Silent::default();
-    loud.raise(Said);
-    let suppressing = on.outbox().with_hook(Suppress);
-    let mut work = UnitOfWork::begin(&suppressing, &on.pool).await.unwrap();
-    work.track(&loud);
-    Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap();
-    Postgres::run_on(work.connection(), effect(&on, 1)).await.unwrap_err();
-    assert_eq!(work.commit().await.unwrap_err().kind(), ErrorKind::Database);
-    assert_eq!(loud.events().len(), 1, "what was not committed stays with its aggregate");
 
     let inbox = Inbox::<Postgres>::new(on.table());
     let mut tx = on.outbox().begin(&on.pool).await.unwrap();
@@ -777,8 +725,8 @@ async fn a_begin_that_was_given_up_leaves_no_transaction_open<
             })
             .await;
             // At the next await each time, until it comes to its end.
-            let ended =
-                soon("the call", hang_up(begin_with(call, &on, &pool, &*store), waits)).await;
+            let begins = Box::pin(begin_with(call, &on, &pool, &*store));
+            let ended = soon("the call", hang_up(begins, waits)).await;
             waits = if ended.is_none() { waits + 1 } else { 0 };
             given_up += u32::from(ended.is_none());
             let mut connection = pool.acquire().await.unwrap();
