@@ -2,7 +2,7 @@
 
 mod command;
 
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 use command::{Folder, stderr};
 
@@ -60,6 +60,25 @@ fn the_unit_of_systemd_loads_every_credential_that_it_reads() {
         assert!(unit.contains(&load), "{load}");
     }
     assert!(unit.contains("\nLoadCredential=database-url:"), "it is commented out");
+}
+
+/// It ignores what it does not know, and says so.
+#[test]
+fn systemd_understands_every_line_of_the_unit() {
+    let unit = deploy("systemd/posthaste.service");
+    let unit = unit.replace("/usr/local/bin/posthaste", env!("CARGO_BIN_EXE_posthaste"));
+    let folder = Folder::new();
+    let file = folder.join("posthaste.service");
+    std::fs::write(&file, unit).unwrap();
+    let mut verify = Command::new("systemd-analyze");
+    let Ok(output) = verify.arg("verify").arg(&file).output() else {
+        eprintln!("systemd-analyze is not installed: the unit was not looked at");
+        return;
+    };
+    let said = stderr(&output);
+    // Of other units of the machine it may say more.
+    let of_ours: Vec<_> = said.lines().filter(|line| line.contains("posthaste")).collect();
+    assert!(output.status.success() && of_ours.is_empty(), "{said}");
 }
 
 #[test]

@@ -50,6 +50,10 @@ async fn a_repeat_gets_the_first_receipt_on_sqlite() {
     let rows = "select (select count(*) from payments), (select count(*) from outbox_event)";
     let rows: (i64, i64) = sqlx::query_as(rows).fetch_one(&database.pool().await).await.unwrap();
     assert_eq!(rows, (2, 1), "two payments, and an event for the one that was accepted");
+    let scopes = "select distinct scope from outbox_event_idempotency";
+    let scopes: Vec<String> =
+        sqlx::query_scalar(scopes).fetch_all(&database.pool().await).await.unwrap();
+    assert_eq!(scopes, ["account-1"], "whose the token is, never the token");
 }
 
 #[tokio::test]
