@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -11,6 +11,18 @@ use tokio::sync::Notify;
 
 /// Most connections of one peer at once. Whoever takes all there are must have many addresses.
 pub(crate) const OF_ONE_PEER: usize = 16;
+
+/// The network of an IPv6 address, of which a single host commonly has 2^64 addresses; any other address itself. A
+/// listener on `::` sees an IPv4 peer as an IPv6 address, and all of these are in one network.
+fn counted_as(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(peer) => {
+            let [a, b, c, d, ..] = peer.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        peer => peer,
+    }
+}
 
 #[derive(Debug, Clone, Copy)]
 enum State {
@@ -103,6 +115,7 @@ impl Peers {
     /// One more connection. A peer that has enough loses the one that is idle for longest; if none is, it gets no
     /// other. Ends when what it gives is dropped.
     pub(crate) fn enter(&self, peer: IpAddr) -> Option<Entered> {
+        let peer = counted_as(peer);
         let mut open = self.open();
         let of_peer = open.entry(peer).or_default();
         if of_peer.len() >= OF_ONE_PEER {
@@ -181,6 +194,27 @@ mod tests {
             });
             assert_ne!(asked, closed);
         }
+    }
+
+    #[test]
+    fn whoever_has_a_network_of_ipv6_is_one_peer() {
+        let busy = |peers: &Peers, address: &str| {
+            let entered = peers.enter(address.parse().unwrap())?;
+            assert!(entered.activity.asked());
+            Some(entered)
+        };
+        let peers = Peers::default();
+        let open: Vec<Entered> =
+            (0..32).filter_map(|n| busy(&peers, &format!("2001:db8:0:1:{n:x}::{n:x}"))).collect();
+        assert_eq!(open.len(), OF_ONE_PEER);
+        assert!(busy(&peers, "2001:db8:0:2::1").is_some(), "the next network");
+        drop(open);
+        assert!(busy(&peers, "2001:db8:0:1::1").is_some(), "all of them have left");
+
+        let open: Vec<Entered> =
+            (0..32).filter_map(|n| busy(&peers, &format!("::ffff:192.0.2.{n}"))).collect();
+        assert_eq!(open.len(), 32, "peers with IPv4, as a listener on :: sees them");
+        assert!(busy(&peers, "192.0.2.1").is_some());
     }
 
     #[tokio::test]
