@@ -17,8 +17,8 @@ pub(crate) struct OutboxArgs {
     #[arg(long, value_name = "FILE", env = "POSTHASTE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// The database: `postgres://user:password@host/name`, `mysql://…` (also `mariadb://…`) or
-    /// `sqlite:file.db` [env: `POSTHASTE_URL`]
+    /// The database: `postgres://user:password@host/name?sslmode=verify-full`, `mysql://…` (also
+    /// `mariadb://…`) or `sqlite:file.db` [env: `POSTHASTE_URL`]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 

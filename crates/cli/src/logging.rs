@@ -6,7 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use posthaste::transports::log::visible;
+use posthaste::transports::log::{visible, visible_json};
 use serde_json::{Map, Value};
 use tracing::{
     Event, Subscriber,
@@ -26,7 +26,7 @@ use tracing_subscriber::{
 
 use crate::{
     config::{LogLines, LogSettings},
-    otlp, output,
+    otlp,
 };
 
 /// Logs from here on. `RUST_LOG` wins over the settings, and they over `level`.
@@ -118,7 +118,7 @@ where
         }
         event.record(&mut fields);
         let line = Value::Object(fields.0).to_string();
-        writeln!(writer, "{}", output::escaped(line))
+        writeln!(writer, "{}", visible_json(line))
     }
 }
 

@@ -3,7 +3,10 @@
 use std::io::{ErrorKind as Io, IsTerminal as _, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
-use posthaste::{Error, ErrorKind, Result, transports::log::visible};
+use posthaste::{
+    Error, ErrorKind, Result,
+    transports::log::{visible, visible_json},
+};
 use serde::Serialize;
 
 /// Writes a text. What it quotes of events cannot speak to the terminal: control characters but line breaks are
@@ -36,21 +39,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String> {
     let text = serde_json::to_string(value).map_err(|error| {
         Error::new(ErrorKind::State, "the answer cannot be written as JSON").with_source(error)
     })?;
-    Ok(escaped(text) + "\n")
-}
-
-/// JSON with DEL and the control characters U+0080 to U+009F as their escapes. JSON need not escape these, and a
-/// terminal may obey them.
-pub(crate) fn escaped(json: String) -> String {
-    let obeyed = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
-    if !json.contains(obeyed) {
-        return json;
-    }
-    let shown = json.chars().map(|c| match c {
-        c if obeyed(c) => format!("\\u{:04x}", u32::from(c)),
-        c => c.to_string(),
-    });
-    shown.collect()
+    Ok(visible_json(text) + "\n")
 }
 
 /// A table with this header.

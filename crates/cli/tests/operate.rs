@@ -730,6 +730,9 @@ async fn an_event_does_not_speak_to_the_terminal() {
     ] {
         is_tame(args, &command::succeed(&[args, &["--url", &url]].concat()));
     }
+    enqueue(6).await;
+    let args = ["relay", "--once", "--to", "log", "--format", "json", "--payload", "--url", &url];
+    is_tame(&args, &command::succeed(&args));
     // Nor does what the log says of one that its destination refuses.
     for (key, format, field) in [(8, "text", "sequence="), (9, "json", "\"sequence\":")] {
         enqueue(key).await;

@@ -40,6 +40,20 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// JSON with DEL and the control characters U+0080 to U+009F as their escapes. JSON need not escape these, and a
+/// terminal may obey them.
+pub fn visible_json(json: String) -> String {
+    let obeyed = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
+    if !json.contains(obeyed) {
+        return json;
+    }
+    let shown = json.chars().map(|c| match c {
+        c if obeyed(c) => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    });
+    shown.collect()
+}
+
 /// Writes a line per event. Payloads stay out unless asked for.
 pub struct LogTransport {
     format: Format,
@@ -88,7 +102,7 @@ impl LogTransport {
                 if let Some(payload) = payload {
                     line["payload"] = payload.into();
                 }
-                line.to_string()
+                visible_json(line.to_string())
             }
             Format::Text => {
                 let mut line = format!("#{} {}", envelope.sequence, event.event_type());

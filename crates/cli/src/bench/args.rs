@@ -57,8 +57,8 @@ impl BenchArgs {
 
 #[derive(Args)]
 pub(super) struct Common {
-    /// The database: `postgres://user:password@host/name`, `mysql://…` (also `mariadb://…`) or
-    /// `sqlite:file.db`
+    /// The database: `postgres://user:password@host/name?sslmode=verify-full`, `mysql://…` (also
+    /// `mariadb://…`) or `sqlite:file.db`
     #[arg(long, value_name = "URL", env = "POSTHASTE_URL", hide_env_values = true)]
     pub(super) url: String,
 

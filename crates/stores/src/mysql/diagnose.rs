@@ -10,7 +10,7 @@ use posthaste_core::{
 };
 use sqlx::{
     AssertSqlSafe, Database, MySql, Row,
-    mysql::{MySqlRow, MySqlSslMode},
+    mysql::{MySqlConnectOptions, MySqlRow, MySqlSslMode},
 };
 
 use super::{MySqlStore, inspect::time, number, schema::MIGRATIONS, statements::NOT_SHOWN};
@@ -29,6 +29,26 @@ const DENIED: [u16; 3] = [1142, 1143, 1044];
 /// listed already.
 const SETTLE_NEEDS: [Need; 2] =
     [("{events}", &[("update", &["key_hash"])]), ("{attempts}", &[("update", &[])])];
+
+/// What these options insist on.
+fn insisted(options: &MySqlConnectOptions) -> Protection {
+    match options.get_ssl_mode() {
+        MySqlSslMode::VerifyIdentity => Protection::Verified,
+        MySqlSslMode::VerifyCa => Protection::Authority,
+        MySqlSslMode::Required => Protection::Encrypted,
+        MySqlSslMode::Preferred | MySqlSslMode::Disabled => Protection::None,
+    }
+}
+
+fn tls_of(options: &MySqlConnectOptions, protection: Protection) -> Finding {
+    tls(
+        options.get_host(),
+        options.get_socket().is_some(),
+        protection,
+        "ssl-mode=VERIFY_IDENTITY in the URL, and ssl-ca=PATH for an authority that the system does \
+         not trust",
+    )
+}
 
 /// Transactions that have written, and the seconds since they began: the list has the server's local
 /// time.
@@ -142,27 +162,17 @@ impl MySqlStore {
         const CIPHER: &str = "show session status where variable_name = 'Ssl_cipher'";
 
         let options = self.pool.connect_options();
-        let protection = match options.get_ssl_mode() {
-            MySqlSslMode::VerifyIdentity => Protection::Verified,
-            MySqlSslMode::VerifyCa => Protection::Authority,
-            MySqlSslMode::Required => Protection::Encrypted,
-            MySqlSslMode::Preferred => {
-                let cipher: Option<(String, String)> = sqlx::query_as(CIPHER)
-                    .fetch_optional(&self.pool)
-                    .await
-                    .map_err(failed("asking for TLS"))?;
-                let encrypted = cipher.is_some_and(|(_, cipher)| !cipher.is_empty());
-                if encrypted { Protection::Encrypted } else { Protection::None }
+        let mut protection = insisted(&options);
+        if matches!(options.get_ssl_mode(), MySqlSslMode::Preferred) {
+            let cipher: Option<(String, String)> = sqlx::query_as(CIPHER)
+                .fetch_optional(&self.pool)
+                .await
+                .map_err(failed("asking for TLS"))?;
+            if cipher.is_some_and(|(_, cipher)| !cipher.is_empty()) {
+                protection = Protection::Encrypted;
             }
-            MySqlSslMode::Disabled => Protection::None,
-        };
-        Ok(tls(
-            options.get_host(),
-            options.get_socket().is_some(),
-            protection,
-            "ssl-mode=VERIFY_IDENTITY in the URL, and ssl-ca=PATH for an authority that the system does \
-             not trust",
-        ))
+        }
+        Ok(tls_of(&options, protection))
     }
 
     async fn indexes(&self) -> Result<Finding> {
@@ -329,6 +339,24 @@ fn keys(migration: &str) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mysql::connect_options;
+
+    #[test]
+    fn a_mode_of_tls_is_told_as_what_it_protects_from() {
+        for (mode, level, says) in [
+            ("", Level::Warning, "TLS: none"),
+            ("?ssl-mode=DISABLED", Level::Warning, "TLS: none"),
+            ("?ssl-mode=PREFERRED", Level::Warning, "TLS: none"),
+            ("?ssl-mode=REQUIRED", Level::Warning, "TLS: not verified"),
+            ("?ssl-mode=VERIFY_CA", Level::Warning, "and not its name"),
+            ("?ssl-mode=VERIFY_IDENTITY", Level::Ok, "the server's name is verified"),
+        ] {
+            let url = format!("mysql://name:word@db.example/shop{mode}");
+            let options = connect_options(&url).unwrap();
+            let found = tls_of(&options, insisted(&options));
+            assert!(found.level == level && found.text.contains(says), "{mode}: {}", found.text);
+        }
+    }
 
     #[test]
     fn indexes_are_known_from_the_migrations() {

@@ -23,7 +23,7 @@ use super::{
 };
 
 /// A server that names this port as its address, which is the proxy's.
-async fn server_behind(proxy: u16) -> Option<Server> {
+async fn server_behind(proxy: u16, options: &'static [&'static str]) -> Option<Server> {
     let program = given("POSTHASTE_TEST_KAFKA_SERVER")?;
     let mut server = Server::new(
         |port| format!("kafka://127.0.0.1:{port}"),
@@ -32,7 +32,8 @@ async fn server_behind(proxy: u16) -> Option<Server> {
             command
                 .args(["broker", "--listener-url", &format!("tcp://127.0.0.1:{port}")])
                 .args(["--advertised-listener-url", &format!("tcp://127.0.0.1:{proxy}")])
-                .args(["--storage-engine", "memory://tansu/"]);
+                .args(["--storage-engine", "memory://tansu/"])
+                .args(options);
             command
         },
     );
@@ -78,7 +79,7 @@ fn end_tls(listener: TcpListener, folder: &Path, server: u16) {
 async fn brokers_and_clients_prove_who_they_are() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let Some(server) = server_behind(port).await else { return };
+    let Some(server) = server_behind(port, &[]).await else { return };
     let folder = server.folder().to_owned();
     certificates(&folder);
     let strangers = folder.join("strangers");
@@ -145,23 +146,26 @@ async fn brokers_and_clients_prove_who_they_are() {
 
 #[tokio::test]
 async fn scram_is_spoken_and_an_unknown_user_is_told_as_a_refused_login() {
-    let Some(program) = given("POSTHASTE_TEST_KAFKA_SERVER") else { return };
-    let mut server = Server::new(
-        |port| format!("kafka://me:hush@127.0.0.1:{port}?sasl=scram-sha-256&connect_timeout=3s"),
-        move |port, _| {
-            let listener = format!("tcp://127.0.0.1:{port}");
-            let mut command = Command::new(&program);
-            command
-                .args(["broker", "--authentication", "--listener-url", &listener])
-                .args(["--advertised-listener-url", &listener])
-                .args(["--storage-engine", "memory://tansu/"]);
-            command
-        },
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap().port();
+    let Some(server) = server_behind(proxy, &["--authentication"]).await else { return };
+    let folder = server.folder().to_owned();
+    certificates(&folder);
+    end_tls(listener, &folder, server.port());
+    let file = |name: &str| folder.join(name).display().to_string();
+    let files = format!(
+        "&ca_file={}&cert_file={}&key_file={}",
+        file("ca.pem"),
+        file("cert.pem"),
+        file("key.pem")
     );
-    server.start().await;
-    let kafka = Kafka::new(KafkaConfig::from_url(&server.url()).unwrap()).unwrap();
-    let outcome = kafka.publish(&[envelope("any", "a")]).await.remove(0);
-    assert!(matches!(outcome, Outcome::Unavailable { .. }), "{outcome:?}");
-    assert!(error(&outcome).contains("refused the login"), "{outcome:?}");
-    assert!(!error(&outcome).contains("hush"), "{outcome:?}");
+    for (scheme, port, files) in [("kafka", server.port(), ""), ("kafka+ssl", proxy, &*files)] {
+        let login = "sasl=scram-sha-256&connect_timeout=3s";
+        let url = format!("{scheme}://me:hush@127.0.0.1:{port}?{login}{files}");
+        let kafka = Kafka::new(KafkaConfig::from_url(&url).unwrap()).unwrap();
+        let outcome = kafka.publish(&[envelope("any", "a")]).await.remove(0);
+        assert!(matches!(outcome, Outcome::Unavailable { .. }), "{scheme}: {outcome:?}");
+        assert!(error(&outcome).contains("refused the login"), "{scheme}: {outcome:?}");
+        assert!(!error(&outcome).contains("hush"), "{scheme}: {outcome:?}");
+    }
 }
