@@ -17,8 +17,9 @@ struct Inner {
     name: TableName,
     /// Whether a writer's statements are prepared under a name and kept with the connection.
     named_statements: bool,
-    /// Finished statements by their template, so that each is put together once.
-    statements: RwLock<HashMap<&'static str, Arc<str>>>,
+    /// Finished statements by the place of their template, so that each is put together once. To hash its text
+    /// with every call would cost microseconds.
+    statements: RwLock<HashMap<(usize, usize), Arc<str>>>,
 }
 
 impl Tables {
@@ -65,8 +66,9 @@ impl Tables {
     /// index names. The template is a constant of ours and the name is validated, so nothing else can
     /// get in.
     pub fn sql(&self, template: &'static str) -> AssertSqlSafe<Arc<str>> {
+        let place = (template.as_ptr().addr(), template.len());
         let known = self.0.statements.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(statement) = known.get(template) {
+        if let Some(statement) = known.get(&place) {
             return AssertSqlSafe(Arc::clone(statement));
         }
         drop(known);
@@ -75,7 +77,7 @@ impl Tables {
             .statements
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(template, Arc::clone(&statement));
+            .insert(place, Arc::clone(&statement));
         AssertSqlSafe(statement)
     }
 
