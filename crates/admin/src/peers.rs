@@ -20,7 +20,7 @@ fn counted_as(peer: IpAddr) -> IpAddr {
             let [a, b, c, d, ..] = peer.segments();
             Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
         }
-        peer => peer,
+        peer @ IpAddr::V4(_) => peer,
     }
 }
 
