@@ -132,7 +132,7 @@ fn not_tried() -> Outcome {
     }
 }
 
-/// Gives the refusal if there was one, and counts the interceptors that have seen the event.
+/// Returns the refusal, if there was one. Counts the interceptors that have seen the event in `by`.
 async fn before(
     interceptors: &[Arc<dyn Interceptor>],
     name: &str,

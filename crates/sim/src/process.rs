@@ -121,7 +121,7 @@ impl Process {
         self.0.latency.store(micros, Ordering::Relaxed);
     }
 
-    /// Waits while it is frozen, and for ever once it is dead.
+    /// Waits while it is frozen. Never returns once it is dead.
     pub(crate) async fn runs(&self) {
         let mut state = self.0.state.subscribe();
         // The sender lives as long as this process does.

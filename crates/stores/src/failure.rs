@@ -105,7 +105,7 @@ fn of_database(error: &dyn DatabaseError) -> ErrorKind {
         }
     }
     match error.code().as_deref() {
-        // MySQL gives what has no class of its own this one. Most of it passes: a deadlock, a lock wait, too
+        // MySQL uses HY000 for every error without a class of its own. Most of these pass: a deadlock, a lock wait, too
         // many connections, a shutdown, a full disk; and a server that is read-only (1290, 1836), as while
         // another one takes over. Another try is in vain at worst, and giving up would lose the work.
         // SQLite: busy and locked, with their extended codes; a disk that fails or is full.
