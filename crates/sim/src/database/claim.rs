@@ -11,11 +11,7 @@ use posthaste_core::{
     },
 };
 
-use super::{Data, MemoryStore, moved, read::page};
-
-fn micros(duration: std::time::Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
+use super::{Data, MemoryStore, micros, moved, read::page};
 
 /// Where the sweeps of a claimer stand: `life;floor;after`.
 struct Sweep {

@@ -13,7 +13,7 @@ use posthaste_core::{
 };
 use uuid::Uuid;
 
-use super::{Data, FOR_EVER, MemoryStore, Row};
+use super::{Data, FOR_EVER, MemoryStore, Row, micros};
 
 /// Rows that one page of a list examines at most.
 const WINDOW: usize = 10_000;
@@ -65,10 +65,6 @@ impl Data {
         let first = of_lane().find(|other| other.is_held() && other.not_before == Some(FOR_EVER));
         !blocked && first.is_some_and(|first| first.sequence == row.sequence)
     }
-}
-
-fn micros(age: Duration) -> i64 {
-    i64::try_from(age.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn time(micros: i64) -> Timestamp {

@@ -8,7 +8,7 @@ use posthaste_core::{
     store::{Census, Held, Leases, LiveRelay, Position, Relay, Report, ShardLease},
 };
 
-use super::{Data, MemoryStore, RelayRow};
+use super::{Data, MemoryStore, RelayRow, micros};
 
 impl Data {
     /// A lease that counts: not over, and its relay has not reported from the future, as when the clock was
@@ -27,10 +27,6 @@ impl Data {
             lease.locked_by.as_deref() == Some(owner) && lease.epoch == held.epoch
         })
     }
-}
-
-fn micros(duration: std::time::Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[async_trait]

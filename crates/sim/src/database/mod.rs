@@ -32,6 +32,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use posthaste_core::{
@@ -276,6 +277,11 @@ impl MemoryStore {
         }
         Ok(data)
     }
+}
+
+/// A duration as the clock counts.
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn moved() -> Error {

@@ -9,7 +9,7 @@ use posthaste_core::{
     store::{Operate, Purged, Selection, Wait},
 };
 
-use super::{Data, FOR_EVER, MemoryStore, Row};
+use super::{Data, FOR_EVER, MemoryStore, Row, micros};
 
 impl Data {
     /// The events on which a step is taken.
@@ -130,7 +130,6 @@ impl Operate for MemoryStore {
         batch: usize,
         cursor: Option<i64>,
     ) -> Result<Purged> {
-        let micros = |age: Duration| i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
         let now = self.server.now();
         let mut data = self.server.lock();
         let mut deleted = 0;
