@@ -223,7 +223,13 @@ impl Driver {
             Err(error) => {
                 self.pulse.settled(self.clock.now(), true);
                 self.database_failed("asking for locked rows", &error);
-                self.unwritten.put_back(batch);
+                if error.kind() != ErrorKind::TimedOut {
+                    self.unwritten.put_back(batch);
+                } else if let Some(alone) = self.unwritten.divided(batch) {
+                    // It is written as it is: that says as much.
+                    self.settling = true;
+                    return self.write(alone);
+                }
                 self.rest();
             }
         }

@@ -153,26 +153,32 @@ impl Unwritten {
             self.put_back(batch);
             return None;
         }
-        let outcomes = batch.len();
-        if outcomes > 1 {
-            let most = outcomes.div_ceil(PIECES);
-            let pieces: Vec<Batch> = batch
-                .parts
-                .iter()
-                .flat_map(|(fence, part)| part.chunks(most).map(|piece| single(fence, piece)))
-                .collect();
-            for piece in pieces.into_iter().rev() {
-                self.pieces.push_front(piece);
-            }
-            return None;
-        }
+        let alone = self.divided(batch)?;
         let (fence, settlement) =
-            batch.parts.into_iter().find_map(|(fence, mut part)| Some((fence, part.pop()?)))?;
+            alone.parts.into_iter().find_map(|(fence, mut part)| Some((fence, part.pop()?)))?;
         let sequence = settlement.sequence;
         if !matches!(settlement.verdict, Verdict::Suspect { .. }) {
             self.lay_aside(&fence, settlement, Some(now + WARY));
         }
         Some(sequence)
+    }
+
+    /// Smaller pieces of the batch are next, in order. Gives it back if it has one outcome only.
+    pub(crate) fn divided(&mut self, batch: Batch) -> Option<Batch> {
+        let outcomes = batch.len();
+        if outcomes <= 1 {
+            return Some(batch);
+        }
+        let most = outcomes.div_ceil(PIECES);
+        let pieces: Vec<Batch> = batch
+            .parts
+            .iter()
+            .flat_map(|(fence, part)| part.chunks(most).map(|piece| single(fence, piece)))
+            .collect();
+        for piece in pieces.into_iter().rev() {
+            self.pieces.push_front(piece);
+        }
+        None
     }
 
     /// Lays aside the outcomes whose rows are locked, and what has to wait for these and for earlier ones of
@@ -263,22 +269,25 @@ impl Unwritten {
         let free: BTreeSet<i64> =
             asked.iter().copied().filter(|sequence| !locked.contains(sequence)).collect();
         let mut together: Vec<Batch> = Vec::new();
-        for (key, of_key) in &mut self.aside {
+        for of_key in self.aside.values_mut() {
             for aside in of_key.extract_if(.., |aside| free.contains(&aside.sequence)) {
-                let by_itself = key.is_some() || aside.not_before.is_some();
-                for batch in aside.batches.into_iter().rev() {
-                    for sequence in batch.sequences() {
-                        self.waiting.remove(&sequence);
-                    }
-                    if by_itself {
+                for sequence in aside.batches.iter().flat_map(Batch::sequences) {
+                    self.waiting.remove(&sequence);
+                }
+                // One that took too long alone would take the others with it.
+                if aside.not_before.is_some() {
+                    for batch in aside.batches.into_iter().rev() {
                         self.pieces.push_front(batch);
-                    } else {
+                    }
+                } else {
+                    for batch in aside.batches {
                         join(&mut together, batch);
                     }
                 }
             }
         }
-        for batch in together {
+        // Those of a lane stay in order, also where they do not fit into one batch.
+        for batch in together.into_iter().rev() {
             self.pieces.push_front(batch);
         }
         self.aside.retain(|_, of_key| !of_key.is_empty());
@@ -304,7 +313,8 @@ impl Aside {
     }
 }
 
-/// Outcomes of no lane go together, as far as one fence can be for all of them: thousands may be free at once.
+/// Outcomes go together, each behind those that came before it, as far as one fence can be for all of them: thousands
+/// may be free at once.
 fn join(together: &mut Vec<Batch>, batch: Batch) {
     for (fence, part) in batch.parts {
         let last = together.last_mut().and_then(|batch| batch.parts.last_mut());
@@ -537,6 +547,36 @@ mod tests {
         assert_eq!(pieces.iter().sum::<usize>(), 1_250);
         assert!(pieces.len() <= 4, "{pieces:?}");
         assert_eq!(unwritten.asks(at).map(|again| again.len()), Some(ASKED), "the next round");
+    }
+
+    #[test]
+    fn very_many_of_lanes_are_written_together_and_in_order() {
+        let (mut unwritten, now) = (Unwritten::default(), Instant::now());
+        let lanes = 1_000;
+        let outcomes = (1..=lanes).flat_map(|key| [retry(key, key), held(lanes + key, key)]);
+        let locked: Vec<i64> = (1..=lanes).collect();
+        unwritten.take_locked(batch(outcomes.collect()), &locked, now);
+        let question = unwritten.asks(now).unwrap();
+        assert_eq!(question.len(), locked.len());
+        unwritten.answered(&question, &[], now);
+        let pieces: Vec<Batch> = std::iter::from_fn(|| unwritten.next()).collect();
+        assert!(pieces.len() <= 20, "{} pieces", pieces.len());
+        let order: Vec<i64> = pieces.iter().flat_map(sequences).collect();
+        let at = |n: i64| order.iter().position(|of| *of == n).unwrap();
+        assert!((1..=lanes).all(|key| at(key) < at(lanes + key)), "each behind its own");
+        assert!(unwritten.is_empty());
+    }
+
+    #[test]
+    fn a_question_that_took_too_long_is_asked_again_about_fewer() {
+        let mut unwritten = Unwritten::default();
+        assert!(unwritten.divided(batch((1..=100).map(|n| held(n, n)).collect())).is_none());
+        let pieces: Vec<Batch> = std::iter::from_fn(|| unwritten.next()).collect();
+        assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.len() < 100));
+        let all: Vec<i64> = pieces.iter().flat_map(sequences).collect();
+        assert_eq!(all, (1..=100).collect::<Vec<_>>(), "in order");
+        let alone = unwritten.divided(batch(vec![held(1, 1)])).unwrap();
+        assert_eq!(sequences(&alone), [1]);
     }
 
     #[test]
