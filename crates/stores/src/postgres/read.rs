@@ -35,7 +35,10 @@ use crate::{
 };
 
 /// Most rows of one late transaction that a read walks over.
-const WALKED: i64 = 2_000;
+const WALKED: usize = 2_000;
+
+/// A read walks over so many rows of each, however many there are.
+const LEAST_WALKED: usize = 20;
 
 /// Most sequence numbers that a read ahead walks over: what is settled already costs time, too.
 pub(super) const WINDOW: i64 = 50_000;
@@ -50,16 +53,20 @@ macro_rules! walked {
 }
 
 /// The present snapshot, and which of the transactions that `$1`, an earlier one, saw in progress have
-/// ended since.
+/// ended in this one.
 macro_rules! seen {
-    () => {
-        "with seen as materialized (
+    ($in:literal) => {
+        concat!(
+            "with seen as materialized (
             select cur, age('3'::xid) as age, array(
                        select x from pg_snapshot_xip(prev) x
-                       where pg_visible_in_snapshot(x, cur)
+                       where pg_visible_in_snapshot(x, ",
+            $in,
+            ")
                    ) as ended
             from (select pg_current_snapshot() as cur, $1::text::pg_snapshot as prev) s
         )"
+        )
     };
 }
 
@@ -202,7 +209,7 @@ macro_rules! ahead {
 macro_rules! on {
     ($of_shards:literal) => {
         concat!(
-            seen!(),
+            seen!("cur"),
             late!($of_shards),
             ", ",
             range!(),
@@ -260,6 +267,14 @@ macro_rules! held_in {
     };
 }
 
+/// How many rows of each late transaction a read walks over: together a few for each that it may bring. So a page
+/// costs the same however many there are, and a smaller one costs less.
+fn walked_of_each(context: Option<&Context>, limit: Limit) -> i64 {
+    let transactions = context.map_or(0, |context| context.snapshot.in_progress.len()).max(1);
+    let fair = limit.rows.saturating_mul(4) / transactions;
+    fair.clamp(LEAST_WALKED, WALKED) as i64
+}
+
 #[async_trait]
 impl Read for PostgresStore {
     async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -290,7 +305,7 @@ impl Read for PostgresStore {
             .bind(snapshot(context.as_ref()))
             .bind(sequence)
             .bind(0_i64)
-            .bind(WALKED)
+            .bind(walked_of_each(context.as_ref(), limit))
             .bind(limit.rows as i64)
             .bind(share(half))
             .bind(limit.rows as i64)
@@ -334,10 +349,11 @@ impl Read for PostgresStore {
     async fn read_late(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
         // Transactions that are still open are left out by their id: one that stays open for hours
         // with many events would be walked over with every poll. A snapshot of the future is that of
-        // another server: then everything is looked at again.
+        // another server: then everything is looked at again. What ends while a walk is under way is for the next
+        // one: this one is past its first events.
         const DOING: &str = "reading late commits";
         const LATE: &str = concat!(
-            seen!(),
+            seen!("coalesce($8::text::pg_snapshot, cur)"),
             late!(" and e.shard = any($7)"),
             ", range as (select 0::bigint as newest, 0::bigint as ahead_edge)
             ",
@@ -358,10 +374,11 @@ impl Read for PostgresStore {
             .bind(context.snapshot.to_string())
             .bind(from.sequence)
             .bind(context.walk.as_ref().map_or(0, |walk| walk.after))
-            .bind(WALKED)
+            .bind(walked_of_each(Some(&context), limit))
             .bind(limit.rows as i64)
             .bind(share(limit))
-            .bind(shard_numbers(shards));
+            .bind(shard_numbers(shards))
+            .bind(context.walk.as_ref().map(|walk| walk.next.to_string()));
         let mut session = self.sessions.take(DOING).await?;
         let Answer { mut late, said, .. } =
             answer(query, &mut session, from.sequence, DOING).await?;
@@ -377,7 +394,6 @@ impl Read for PostgresStore {
         let rows = self.filled(&mut session, late, DOING).await?;
         session.done();
         let walking = context.walk.is_some();
-        // What became visible while the walk was under way is found by the next one.
         let seen = context.walk.map_or(next.snapshot, |walk| walk.next);
         let context = match until {
             Some(after) => Context { walk: Some(Walk { next: seen, after }), ..context },
@@ -867,7 +883,7 @@ impl PostgresStore {
         // that only what a walk has not read. It lies between the first and the last number of the
         // transactions that have ended since, and there the aggregate's index is walked, too.
         const FAR: &str = concat!(
-            seen!(),
+            seen!("cur"),
             ", late as materialized (
                 select min(first) as first, max(last) as last
                 from unnest((select ended from seen)) x
@@ -1090,4 +1106,25 @@ pub(super) fn in_order(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
         rows.sort_unstable_by_key(|row| row.sequence);
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_costs_the_same_however_many_transactions_are_late() {
+        let of_each = |transactions: u64, rows: usize| {
+            let ids: Vec<String> = (0..transactions).map(|id| (10 + id).to_string()).collect();
+            let snapshot = format!("10:{}:{}|1|-", 10 + transactions, ids.join(","));
+            let context = Context::parse(&snapshot).expect("a snapshot");
+            assert_eq!(context.snapshot.in_progress.len() as u64, transactions);
+            walked_of_each(Some(&context), Limit::rows(rows))
+        };
+        assert_eq!(of_each(1, 500), 2_000);
+        assert_eq!(of_each(4, 500), 500);
+        assert_eq!(of_each(50, 500), 40);
+        assert_eq!(of_each(1_000, 500), 20, "they go on, however many there are");
+        assert_eq!(of_each(1, 1), 20, "a smaller page costs less");
+    }
 }

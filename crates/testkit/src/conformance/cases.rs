@@ -121,6 +121,7 @@ macro_rules! store_conformance {
                 a_late_commit_larger_than_a_page_is_found_whole
                 events_beyond_late_commits_know_those_of_their_key
                 a_commit_during_a_walk_over_late_ones_is_found
+                what_commits_during_a_walk_keeps_its_own_order
                 a_commit_that_began_last_and_took_its_number_first_is_found
                 a_common_position_misses_nothing
                 a_late_commit_behind_settled_events_is_found

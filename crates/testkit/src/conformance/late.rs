@@ -239,6 +239,35 @@ pub async fn a_commit_during_a_walk_over_late_ones_is_found<DB: Dialect>(subject
     assert_eq!(rest.len(), 16, "{rest:?}");
 }
 
+/// A walk is past the first events of what commits during it: its last ones must not come before these.
+pub async fn what_commits_during_a_walk_keeps_its_own_order<DB: Dialect>(subject: &Subject<DB>) {
+    if !subject.late_commits {
+        return;
+    }
+    let outbox = subject.outbox().await;
+    let mut owner = outbox.owner().await;
+    let (mut first, mut second) = (outbox.begin().await, outbox.begin().await);
+    let lowest = outbox.enqueue_in(&mut second, &[event("second")]).await[0].sequence;
+    outbox.enqueue_in(&mut first, &events(20)).await;
+    let highest = outbox.enqueue_in(&mut second, &[event("second")]).await[0].sequence;
+    outbox.enqueue_one(&event("fast")).await;
+    assert_eq!(owner.poll().await.len(), 1);
+    first.commit().await.unwrap();
+    let five = Limit::rows(5);
+    let page = outbox.store.read_on(&owner.shards(), &owner.position, five).await.unwrap();
+    second.commit().await.unwrap();
+    let (mut found, mut position) = (sequences(&page.rows), page.position);
+    for _ in 0..20 {
+        let page = outbox.store.read_on(&owner.shards(), &position, five).await.unwrap();
+        found.extend(sequences(&page.rows));
+        position = page.position;
+    }
+    let at = |sequence| found.iter().position(|of| *of == sequence);
+    let (lowest, highest) = (at(lowest), at(highest));
+    assert!(lowest.is_some() && highest.is_some(), "something is missing of {found:?}");
+    assert!(lowest < highest, "{found:?}");
+}
+
 /// A transaction that has begun after another one can take its number before it: when the other one has
 /// ended, and nothing that began later has, it is still known to be open.
 pub async fn a_commit_that_began_last_and_took_its_number_first_is_found<DB: Dialect>(
