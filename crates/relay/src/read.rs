@@ -143,21 +143,27 @@ impl Driver {
             Feed::Flows | Feed::Probes => (cold, cold, half),
             Feed::Stands => (0, cold, half),
         };
+        // As many again: those of a key that stands still take a part of it.
+        let stands = self.lanes.feed() == Feed::Stands;
+        let late = if stands || self.by_rows() { cold } else { self.lanes.cold_room(2 * limit) };
         // Without a byte in memory one event may pass, however large it is.
         let bytes = self.lanes.budget().page();
+        let late_bytes = bytes.or_else(|| self.lanes.budget().small_page());
         if self.lanes.unsettled() >= SETTLE_BATCHES * batch {
             // What is read and cannot go is written back: writing has to keep up.
-            return Room { blocked: self.lanes.all_blocked(), bytes, least: 1, ..Room::default() };
+            let blocked = self.lanes.all_blocked();
+            return Room { blocked, bytes, late_bytes, least: 1, ..Room::default() };
         }
         let room = self.unwritten.room();
-        let due = due.min(room);
+        let (due, late) = (due.min(room), late.min(room));
         let cold = if self.unwritten.is_full() { 0 } else { cold };
         behind.retain_mut(|of| {
             of.rows = of.rows.min(room);
             of.rows > 0
         });
-        let replays = self.lanes.replay_room(limit);
-        Room { cold, due, replays, blocked: self.lanes.all_blocked(), behind, bytes, least }
+        let replays = self.lanes.replay_room(limit).min(room);
+        let blocked = self.lanes.all_blocked();
+        Room { cold, late, due, replays, blocked, behind, bytes, late_bytes, least }
     }
 
     /// The cursor of one destination has read.

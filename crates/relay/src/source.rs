@@ -75,6 +75,8 @@ enum Kind {
 pub(crate) struct Room {
     /// From a poll.
     pub(crate) cold: usize,
+    /// That came late. A key that fills the memory must not keep late ones of other keys out.
+    pub(crate) late: usize,
     /// Whose time has come.
     pub(crate) due: usize,
     /// Which an operator sends again.
@@ -85,6 +87,8 @@ pub(crate) struct Room {
     pub(crate) behind: Vec<RoomBehind>,
     /// Bytes that a page may have; `None` when there is no room at all.
     pub(crate) bytes: Option<usize>,
+    /// The same for a page of late ones.
+    pub(crate) late_bytes: Option<usize>,
     /// A read of fewer is not worth it.
     pub(crate) least: usize,
 }
@@ -520,7 +524,7 @@ impl Source {
             return None;
         }
         let kind = self.next_kind(room)?;
-        let bytes = room.bytes.unwrap_or(1);
+        let bytes = if kind == Kind::Late { room.late_bytes } else { room.bytes }.unwrap_or(1);
         self.last = kind;
         let page = self.page;
         let most = |rows: usize| Limit { rows: page.min(rows).max(1), bytes };
@@ -543,7 +547,7 @@ impl Source {
             }
             Kind::Late => {
                 self.late = false;
-                NextRead::Late(self.position.clone(), most(room.cold))
+                NextRead::Late(self.position.clone(), most(room.late))
             }
             Kind::Ahead => {
                 self.ahead = false;
@@ -570,7 +574,11 @@ impl Source {
         let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
         // What blocks everything is read whatever room there is. It must not wait for the turn of a read that
         // has to wait for room: that is taken by what it blocks.
-        let has_room = |kind: &Kind| room.bytes.is_some() || *kind == Kind::Due && room.blocked;
+        let has_room = |kind: &Kind| match kind {
+            Kind::Late => room.late_bytes.is_some(),
+            Kind::Due => room.bytes.is_some() || room.blocked,
+            Kind::Replays | Kind::Ahead | Kind::Behind => room.bytes.is_some(),
+        };
         in_turn.find(|kind| {
             has_room(kind)
                 && match kind {
@@ -579,7 +587,7 @@ impl Source {
                         let wanted = self.replays.as_ref().is_some_and(|walk| walk.wanted);
                         wanted && room.replays >= room.least
                     }
-                    Kind::Late => self.late && room.cold >= room.least,
+                    Kind::Late => self.late && room.late >= room.least,
                     Kind::Ahead => self.ahead && room.cold >= room.least,
                     Kind::Behind => !room.behind.is_empty(),
                 }
@@ -689,6 +697,24 @@ impl Source {
 mod tests {
     use super::*;
 
+    /// For so many of each kind that is not behind.
+    fn room(rows: usize) -> Room {
+        let bytes = Some(1000);
+        let (cold, late, due) = (rows, rows, rows);
+        Room { cold, late, due, least: 5, bytes, late_bytes: bytes, ..Room::default() }
+    }
+
+    /// A key that fills the memory may be why there is none for others.
+    #[test]
+    fn late_commits_are_read_although_there_is_no_room_for_what_is_ahead() {
+        let now = Instant::now();
+        let mut source = Source::new(&Config::default(), now);
+        source.rewind(Position::default(), |positions| positions[0].clone());
+        let room = Room { late: 10, late_bytes: Some(1), least: 5, ..Room::default() };
+        let next = source.next(now, &room);
+        assert!(matches!(next, Some(NextRead::Late(_, Limit { rows: 10, bytes: 1 }))), "{next:?}");
+    }
+
     #[test]
     fn reads_that_take_longer_than_the_pause_between_polls_take_turns() {
         let config = Config {
@@ -700,7 +726,7 @@ mod tests {
         let mut source = Source::new(&config, now);
         let mut kinds = Vec::new();
         for _ in 0..6 {
-            let room = Room { cold: 10, due: 10, least: 5, bytes: Some(1000), ..Room::default() };
+            let room = room(10);
             let next = source.next(now, &room).unwrap();
             now += Duration::from_millis(50);
             let page = Page { rows: Vec::new(), position: Position::default(), caught_up: true };
@@ -730,7 +756,7 @@ mod tests {
         let mut source = Source::new(&config, now);
         for _ in 0..100 {
             now += config.busy_interval / 10;
-            let room = Room { cold: 10, due: 10, least: 5, bytes: Some(1000), ..Room::default() };
+            let room = room(10);
             match source.next(now, &room) {
                 Some(NextRead::Due(..)) => source.read_due(&found(None, None), now, 0),
                 Some(NextRead::Ahead(..)) => source.read_ahead(&page(9, false), 0, 0),
