@@ -267,8 +267,9 @@ impl Driver {
                 let limit = Limit { rows: RELEASE_LIMIT, bytes };
                 match next {
                     ReadBack::Release(release) => {
-                        let Release { lane, destination, .. } = &release;
-                        let read = within(deadline, store.read_held(destination, lane.key, limit));
+                        let Release { lane, destination, after, .. } = &release;
+                        let read = store.read_held(destination, lane.key, *after, limit);
+                        let read = within(deadline, read);
                         let rows = or_pause(read.await, "held events could not be read").await;
                         Done::Released { release, rows, reserved }
                     }

@@ -139,8 +139,14 @@ impl Read for Wire {
         self.process.call(self.store.read_beyond(shards, from, but, limit)).await
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
-        self.process.call(self.store.read_held(destination, key, limit)).await
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
+        self.process.call(self.store.read_held(destination, key, after, limit)).await
     }
 
     async fn read_lane(

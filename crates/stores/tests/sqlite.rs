@@ -410,7 +410,7 @@ async fn plans_use_the_indexes() {
     store.read_on(&[0], &Position::default(), Limit::rows(10)).await.unwrap();
     store.read_due(&[0], None, Limit::rows(10)).await.unwrap();
     store.read_hot(&[1], &Position::default()).await.unwrap();
-    store.read_held("d", key, Limit::rows(10)).await.unwrap();
+    store.read_held("d", key, 0, Limit::rows(10)).await.unwrap();
     let lane = LaneKey { key, destination: "d".into() };
     store.read_lane(&lane, None, Limit::rows(10)).await.unwrap();
     store.read_blockers(Limit::rows(10)).await.unwrap();

@@ -278,8 +278,15 @@ pub trait Read: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// The held events of one lane, in the order of their sequence.
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>>;
+    /// Returns the held events of one lane with `sequence > after`, in the order of their sequence. An empty
+    /// page says that there are no more.
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>>;
 
     /// All events of one lane, held ones and what blocks it, a dead one included, by their wait and
     /// sequence: those after `after`. An empty page says that there are no more.

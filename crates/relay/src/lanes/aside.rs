@@ -47,7 +47,7 @@ impl Lanes {
         let Some(id) = lane else { return };
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         if held {
-            lane.again = true;
+            lane.read_anew();
         } else if lane.block == Block::Open && lane.is_unused() {
             self.lanes.remove(&id);
         }
@@ -123,7 +123,7 @@ impl Lanes {
     fn hold_behind(&mut self, id: LaneId, sequence: i64) {
         self.leave_lane(sequence);
         if let Some(lane) = self.lanes.get_mut(&id) {
-            lane.again = true;
+            lane.read_anew();
             if lane.block == Block::Open {
                 // It is read back once what it came behind is out of the way.
                 lane.block = Block::Releasing;

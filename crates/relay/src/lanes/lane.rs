@@ -52,8 +52,8 @@ pub(super) struct Lane {
     pub(super) holds: u32,
     /// The read that brings its held followers back, if one is wanted.
     pub(super) reading: Option<Reading>,
-    /// There is more to release than the last read can have seen.
-    pub(super) again: bool,
+    /// There may be more to release than the last read has seen: after this number.
+    pub(super) more: Option<i64>,
     /// Reads with this number or a later one see in the table what blocks it; `None` until that is
     /// written.
     pub(super) written: Option<u64>,
@@ -76,7 +76,7 @@ impl Lane {
             held: false,
             holds: 0,
             reading: None,
-            again: false,
+            more: None,
             written: None,
             held_from: 0,
             due: false,
@@ -109,6 +109,11 @@ impl Lane {
     /// Its held followers are read back, and nothing of it is in memory.
     pub(super) fn stands_released(&self) -> bool {
         self.block == Block::Releasing && !self.busy() && self.queue.is_empty()
+    }
+
+    /// Something before what was read back is held: the next read begins with it.
+    pub(super) fn read_anew(&mut self) {
+        self.more = Some(0);
     }
 
     /// Its head is in line or under way.

@@ -178,6 +178,8 @@ pub struct Release {
     pub lane: LaneId,
     /// The name of its destination.
     pub destination: String,
+    /// Those up to this number were read before.
+    pub after: i64,
     /// The number of the read. A lane that was made anew meanwhile does not know it.
     read: u64,
 }

@@ -268,9 +268,10 @@ impl Lanes {
         match lane.block {
             Block::Waiting | Block::Parked if lane.held => {
                 lane.block = Block::Releasing;
+                lane.more = None;
                 self.request_release(id);
             }
-            Block::Releasing if lane.again => self.request_release(id),
+            Block::Releasing if lane.more.is_some() => self.request_release(id),
             Block::Releasing if lane.reading.is_some() => {}
             _ if lane.holds == 0 => {
                 self.lanes.remove(&id);

@@ -134,7 +134,7 @@ impl Lanes {
     ) -> Offered {
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(entry.shard));
         if origin == Origin::Held {
-            lane.again = true;
+            lane.read_anew();
             return Offered::Ignored;
         }
         let marked = origin == Origin::Due && wait == Some(Wait::Held);
@@ -194,7 +194,7 @@ impl Lanes {
             && !lane.queue.is_empty()
         {
             lane.scheduled = false;
-            lane.again = true;
+            lane.read_anew();
             lane.block = Block::Releasing;
             self.hold_queue(id);
         }
@@ -210,7 +210,7 @@ impl Lanes {
         };
         self.leave_lane(sequence);
         if let Some(lane) = self.lanes.get_mut(&id) {
-            lane.again = true;
+            lane.read_anew();
             lane.block = Block::Releasing;
         }
         self.hold_follower(id, sequence);

@@ -120,7 +120,8 @@ impl Lanes {
     fn give_up_releases(&mut self, key: Key) {
         for id in self.lanes_of(key) {
             if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.stands_released()) {
-                (lane.reading, lane.again) = (None, true);
+                lane.reading = None;
+                lane.read_anew();
                 self.look_at(key, false);
             }
         }
@@ -336,7 +337,8 @@ impl Lanes {
                 lane.block = Block::Releasing;
                 lane
             });
-            (lane.held, lane.again) = (true, true);
+            lane.held = true;
+            lane.read_anew();
         }
         let ids = self.lanes_of(key).into_iter();
         let released: Vec<LaneId> =
@@ -368,6 +370,7 @@ impl Lanes {
             (false, false) => Block::Releasing,
         };
         lane.due = due && lane.block == Block::Waiting;
+        lane.more = None;
         if self.spilled {
             self.ask_for(id);
         }

@@ -84,6 +84,12 @@ impl Lanes {
     /// Nothing is left to do for this event, as the table has it. It stays known until every read is
     /// merged that may have seen it as it was before.
     pub(super) fn leave(&mut self, sequence: i64, held: bool) {
+        if held
+            && let Some(id) = self.known.get(&sequence).and_then(|entry| entry.lane)
+            && let Some(lane) = self.lanes.get_mut(&id)
+        {
+            lane.read_anew();
+        }
         match (self.leaving.stamp(), self.known.get_mut(&sequence)) {
             (Some(stamp), Some(entry)) => {
                 entry.state = State::Leaving { stamp, held };
@@ -125,7 +131,7 @@ impl Lanes {
         };
         lane.holds -= 1;
         // A read that is under way may have looked before.
-        lane.again = true;
+        lane.read_anew();
         let first = lane.held_from == 0 && lane.written.is_some_and(|written| written < next);
         lane.held_from = next;
         if lane.stands_released() {
@@ -156,7 +162,7 @@ impl Lanes {
         let down = !breaker.is_closed() && !breaker.wants_probe();
         if down || paused {
             // When it closes, or the key goes on, this is asked again.
-            lane.again = true;
+            lane.read_anew();
             return;
         }
         lane.reading = Some(Reading::Wanted);
@@ -203,8 +209,9 @@ impl Lanes {
             };
             let read = self.leaving.read_began();
             lane.reading = Some(Reading::Began(read));
-            lane.again = false;
-            return Some(Release { lane: id, destination: self.name_of(id.destination), read });
+            let after = lane.more.take().unwrap_or(0);
+            let destination = self.name_of(id.destination);
+            return Some(Release { lane: id, destination, after, read });
         }
         None
     }
@@ -229,6 +236,14 @@ impl Lanes {
         self.read_merged(release.read);
     }
 
+    /// It goes in its lane, has gone, or was delivered and its outcome is not written: somebody may have locked its
+    /// row for hours. It is not to be read back again.
+    fn is_known_past_held(&self, sequence: i64) -> bool {
+        self.known.get(&sequence).is_some_and(|entry| {
+            !matches!(entry.state, State::Leaving { held: true, .. } | State::Orphan)
+        })
+    }
+
     fn take_back(&mut self, id: LaneId, rows: Option<Vec<Fetched>>, now: Instant) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
@@ -239,8 +254,12 @@ impl Lanes {
             return;
         };
         let empty = rows.is_empty();
+        let last = rows.last().map_or(0, |row| row.sequence);
+        let mut all_known = true;
         for row in rows {
+            let sequence = row.sequence;
             self.offer(row, Origin::Held, None, now);
+            all_known &= self.is_known_past_held(sequence);
         }
         let paused = self.is_paused(Some(id.key));
         let breaker = &mut self.destinations[usize::from(id.destination)].breaker;
@@ -248,7 +267,7 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
-        let nothing_held = empty && !lane.again && lane.holds == 0;
+        let nothing_held = empty && lane.more.is_none() && lane.holds == 0;
         if lane.stands_released() && nothing_held && breaker.wants_probe() && !paused {
             // There is nothing to try the destination with: another lane may have something.
             breaker.look_again();
@@ -257,7 +276,10 @@ impl Lanes {
         }
         // They stay held until the destination takes events again, and the key is not paused. A page ends
         // by its rows or its bytes: only an empty one says that there are no more.
-        lane.again |= !empty || !closed;
+        if !empty || !closed {
+            let goes_on = closed && all_known && lane.more.is_none();
+            lane.more = Some(if goes_on { last } else { 0 });
+        }
         if closed && lane.stands_released() {
             self.lane_done(id);
         }

@@ -88,6 +88,7 @@ impl Lanes {
         for lane in self.lanes.values_mut().filter(|lane| shards.contains(&lane.shard)) {
             lane.queue.clear();
             lane.scheduled = false;
+            lane.more = lane.more.map(|_| 0);
         }
     }
 

@@ -284,10 +284,17 @@ impl Read for MemoryStore {
         Ok(found)
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
         let data = self.same_server()?;
         let held =
             data.waiting().filter(|row| row.is_held() && row.lane() == Some((key, destination)));
+        let held = held.filter(|row| row.sequence > after);
         Ok(page(held, limit).0)
     }
 

@@ -353,7 +353,13 @@ impl Read for MySqlStore {
         Ok(beyond::page(&found, but, limit, &self.beyond, end, newest))
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
         const DOING: &str = "reading held events";
 
         let mut session = self.reading_session(DOING).await?;
@@ -361,6 +367,7 @@ impl Read for MySqlStore {
         let query = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
+            .bind(after)
             .bind(limit.rows as u64);
         let found = self.page(&mut session, query, limit, DOING).await?;
         session.done();
@@ -598,7 +605,7 @@ const HELD: &str = concat!(
     "select ",
     columns!(),
     " from {events} e force index ({bare}_lane_idx)
-    where e.lane = ? and e.destination = ? and e.wait = 'held' and ",
+    where e.lane = ? and e.destination = ? and e.wait = 'held' and e.sequence > ? and ",
     unsettled!(),
     " order by e.sequence limit ?"
 );

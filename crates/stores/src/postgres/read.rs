@@ -624,7 +624,13 @@ impl Read for PostgresStore {
         Ok(beyond::page(&found, but, limit, &self.beyond, after + WINDOW, newest))
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
         // By comparisons of tuples: an equality on a lane that holds most of the table looks to the planner
         // as if the primary key were the better way.
         const HELD: &str = concat!(
@@ -635,13 +641,13 @@ impl Read for PostgresStore {
                 concat!(
                     "select * from {events} e
                     where e.lane is not null
-                      and (e.lane, e.destination, e.wait, e.sequence) > ($1, $2, 'held', 0)
+                      and (e.lane, e.destination, e.wait, e.sequence) > ($1, $2, 'held', $3)
                       and (e.lane, e.destination, e.wait, e.sequence)
                           <= ($1, $2, 'held', 9223372036854775807) and ",
                     unsettled!(),
-                    " order by e.lane, e.destination, e.wait, e.sequence limit $3"
+                    " order by e.lane, e.destination, e.wait, e.sequence limit $4"
                 ),
-                "$4"
+                "$5"
             ),
             ") e order by e.sequence"
         );
@@ -650,6 +656,7 @@ impl Read for PostgresStore {
         let rows = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
+            .bind(after)
             .bind(limit.rows as i64)
             .bind(bytes(limit.bytes))
             .try_map(|row: PgRow| fetched(&row))

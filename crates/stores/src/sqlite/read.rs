@@ -278,21 +278,28 @@ impl Read for SqliteStore {
         Ok(beyond::page(&found, but, limit, &self.beyond, edge, newest))
     }
 
-    async fn read_held(&self, destination: &str, key: Key, limit: Limit) -> Result<Vec<Fetched>> {
+    async fn read_held(
+        &self,
+        destination: &str,
+        key: Key,
+        after: i64,
+        limit: Limit,
+    ) -> Result<Vec<Fetched>> {
         const HELD: &str = concat!(
             "select ",
             columns!(),
             " from {events}
-            where lane = ?1 and destination = ?2 and wait = 'held' and ",
+            where lane = ?1 and destination = ?2 and wait = 'held' and sequence > ?3 and ",
             unsettled!(),
             "
             order by sequence
-            limit ?3"
+            limit ?4"
         );
 
         let query = sqlx::query(self.tables.sql(HELD))
             .bind(key.0)
             .bind(destination)
+            .bind(after)
             .bind(limit.rows as i64);
         let read = page(query.fetch(&self.reader), limit, fetched).await;
         Ok(read.map_err(failed("reading held events"))?.0)

@@ -188,7 +188,7 @@ async fn a_reader_on_another_server_is_told_so_and_its_leases_count_no_more() {
     let limit = Limit::rows(10);
     for error in [
         outbox.store.read_due(&SHARDS, None, limit).await.err(),
-        outbox.store.read_held("d", lane.key, limit).await.err(),
+        outbox.store.read_held("d", lane.key, 0, limit).await.err(),
         outbox.store.read_lane(&lane, None, limit).await.err(),
         outbox.store.read_blockers(limit).await.err(),
         outbox.store.read_blocked(&SHARDS, None, 10).await.err(),

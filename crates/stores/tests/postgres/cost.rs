@@ -89,7 +89,9 @@ async fn no_read_walks_over_what_was_sent() {
     outbox
         .touches_few("read_hot", async |s| s.read_hot(&[all - 1, all], &near_the_end).await)
         .await;
-    outbox.touches_few("read_held", async |s| s.read_held("d", key, Limit::rows(100)).await).await;
+    outbox
+        .touches_few("read_held", async |s| s.read_held("d", key, 0, Limit::rows(100)).await)
+        .await;
     let lane = LaneKey { key, destination: "d".to_owned() };
     outbox
         .touches_few("read_lane", async |s| s.read_lane(&lane, None, Limit::rows(100)).await)

@@ -263,7 +263,7 @@ pub async fn discarding_the_head_of_a_lane_frees_the_next<DB: Dialect>(subject: 
             // The lane goes on from there: the others are still held behind it.
             let lane = outbox
                 .store
-                .read_held(BROKER, rows[1].key.unwrap(), Limit::rows(10))
+                .read_held(BROKER, rows[1].key.unwrap(), 0, Limit::rows(10))
                 .await
                 .unwrap();
             assert_eq!(sequences(&lane), [rows[1].sequence, rows[2].sequence]);
@@ -294,7 +294,8 @@ pub async fn discarding_a_held_event_frees_nobody<DB: Dialect>(subject: &Subject
     owner.settle(&[parked(&rows[0]), held(&rows[1]), held(&rows[2])]).await;
     outbox.store.discard(&Selection::One(enqueued[1].id)).await.unwrap();
     assert!(owner.read_due().await.is_empty(), "the lane is still parked");
-    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), Limit::rows(10)).await.unwrap();
+    let lane =
+        outbox.store.read_held(BROKER, rows[0].key.unwrap(), 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[2].sequence]);
 }
 
@@ -314,6 +315,7 @@ pub async fn a_replayed_parked_event_heads_its_lane_again<DB: Dialect>(subject: 
     let blocked = outbox.store.read_blocked(&owner.shards(), None, 1000).await.unwrap().lanes;
     assert_eq!(blocked.len(), 1);
     assert!(blocked[0].waiting && !blocked[0].parked, "{blocked:?}");
-    let lane = outbox.store.read_held(BROKER, rows[0].key.unwrap(), Limit::rows(10)).await.unwrap();
+    let lane =
+        outbox.store.read_held(BROKER, rows[0].key.unwrap(), 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[1].sequence]);
 }

@@ -253,17 +253,20 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
     // The newest is held first: the order is that of the sequence and not that of the writes.
     owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[3])]).await;
     owner.settle(&[held(&rows[2]), held(&rows[1]), settlement(&rows[4], 0, elsewhere)]).await;
-    let lane = outbox.store.read_held(BROKER, key, Limit::rows(10)).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, key, 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[2].sequence, rows[3].sequence]);
     assert!(lane.iter().all(|row| row.wait == Some(Wait::Held) && row.key == Some(key)));
-    let first = outbox.store.read_held(BROKER, key, Limit::rows(1)).await.unwrap();
+    let first = outbox.store.read_held(BROKER, key, 0, Limit::rows(1)).await.unwrap();
     assert_eq!(sequences(&first), [rows[2].sequence]);
-    let other = outbox.store.read_held("elsewhere", key, Limit::rows(10)).await.unwrap();
+    let rest =
+        outbox.store.read_held(BROKER, key, first[0].sequence, Limit::rows(10)).await.unwrap();
+    assert_eq!(sequences(&[first, rest].concat()), sequences(&lane), "the rest comes after it");
+    let other = outbox.store.read_held("elsewhere", key, 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&other), [rows[4].sequence]);
-    assert!(outbox.store.read_held(BROKER, Key(0), Limit::rows(10)).await.unwrap().is_empty());
+    assert!(outbox.store.read_held(BROKER, Key(0), 0, Limit::rows(10)).await.unwrap().is_empty());
 
     owner.settle(&sent(&lane[..1])).await;
-    let lane = outbox.store.read_held(BROKER, key, Limit::rows(10)).await.unwrap();
+    let lane = outbox.store.read_held(BROKER, key, 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[3].sequence]);
 }
 

@@ -307,7 +307,8 @@ pub async fn a_held_event_waits_for_its_lane<DB: Dialect>(subject: &Subject<DB>)
     assert_eq!((record.status, record.wait), (Status::New, Some(Wait::Held)));
     assert_eq!((record.attempts, record.not_before), (0, None));
     assert!(owner.read_all().await.is_empty() && owner.read_due().await.is_empty());
-    let lane = outbox.store.read_held(BROKER, rows[1].key.unwrap(), Limit::rows(10)).await.unwrap();
+    let lane =
+        outbox.store.read_held(BROKER, rows[1].key.unwrap(), 0, Limit::rows(10)).await.unwrap();
     assert_eq!(sequences(&lane), [rows[1].sequence]);
     // The lane goes on: delivered straight from there.
     owner.settle(&sent(&lane)).await;

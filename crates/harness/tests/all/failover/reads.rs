@@ -69,7 +69,7 @@ async fn kind(store: &Arc<dyn Store>, read: &str) -> Option<ErrorKind> {
     let lane = LaneKey { key: Key(1), destination: "broker".to_owned() };
     let error = match read {
         "due" => store.read_due(&[0], None, limit).await.err(),
-        "held" => store.read_held("broker", Key(1), limit).await.err(),
+        "held" => store.read_held("broker", Key(1), 0, limit).await.err(),
         "blockers" => store.read_blockers(limit).await.err(),
         "blocked" => store.read_blocked(&[0], None, 10).await.err(),
         _ => store.still_blocked(&[lane]).await.err(),

@@ -39,6 +39,47 @@ fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
     assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Accepted);
 }
 
+/// Somebody has locked the row of one that was delivered: the table says for hours that it is held.
+#[test]
+fn what_was_delivered_and_cannot_be_written_is_not_read_back_again() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.block(0, &blocked(1, false, false));
+    let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.after, 0);
+    lanes.released(&release, Some(vec![held(2), held(3)]), now());
+    for sequence in [2, 3] {
+        assert_eq!(dispatch(&mut lanes), [sequence]);
+        lanes.published(vec![(sequence, Outcome::Delivered)], now());
+    }
+    // Laid aside.
+    assert_eq!(lanes.next_settlements(10).len(), 2);
+    let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.after, 3, "it would bring the same again and again");
+    lanes.released(&release, Some(Vec::new()), now());
+    assert!(lanes.next_releases().is_empty());
+    assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None, now()), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [4]);
+}
+
+/// One of those that were read back goes back into the table: the next read begins with it.
+#[test]
+fn what_is_held_again_while_its_lane_is_read_back_is_not_passed_over() {
+    let mut lanes = open(OnDead::Skip);
+    lanes.block(0, &blocked(1, false, false));
+    let release = lanes.next_releases().pop().unwrap();
+    lanes.released(&release, Some(vec![held(2), held(3)]), now());
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::retry("no"))], now());
+    settle(&mut lanes);
+    let due = Fetched { wait: Some(Wait::Retry), attempts: 1, ..row(2, 1) };
+    assert_eq!(lanes.offer(due, Origin::Due, None, now()), Offered::Accepted);
+    assert_eq!(dispatch(&mut lanes), [2]);
+    lanes.published(vec![(2, Outcome::Delivered)], now());
+    settle(&mut lanes);
+    let release = lanes.next_releases().pop().unwrap();
+    assert_eq!(release.after, 0, "3 was in memory and is held again");
+}
+
 /// The read waits for its turn when 3 comes, and looks before 3 is written as held.
 #[test]
 fn a_follower_that_is_held_while_its_lane_is_read_back_is_read_back_too() {

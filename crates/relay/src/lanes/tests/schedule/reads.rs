@@ -85,6 +85,7 @@ impl World {
                 .table
                 .iter()
                 .filter(|(_, stored)| stored.stand == Stand::Waits(Wait::Held) && lane(stored))
+                .filter(|(sequence, _)| **sequence > release.after)
                 .map(|(sequence, _)| self.fetched(*sequence))
                 .take(RELEASE_LIMIT)
                 .collect();
