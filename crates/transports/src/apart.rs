@@ -24,7 +24,8 @@
 //!
 //! At the end of a trial the last events have no witness of their own: the server may have gone away after it
 //! took others of this trial. Such an event is a retry, once. It stays to blame only when the server takes
-//! another event on a connection that was made after the break of its own.
+//! another event on a connection that was made after the break of its own. The shared connection is made anew
+//! for that: whatever goes over it next is a witness.
 //!
 //! Such events may lie side by side. When four broke their connections, one after the other, four that lie
 //! far from them go next: one that is taken clears the server.
@@ -210,6 +211,7 @@ impl<C> Apart<C> {
             let waiting = not_taken.filter_map(|(envelope, _)| envelope.event.ordering_key());
             let mut trial = Trial {
                 apart: self,
+                shared,
                 batch,
                 waiting: waiting.collect(),
                 outcomes: &mut outcomes,
@@ -224,8 +226,7 @@ impl<C> Apart<C> {
                 in_order: true,
                 why,
             };
-            let place = self.only_shared.then_some(shared);
-            trial.run(transport, place, deadline).await;
+            trial.run(transport, deadline).await;
         }
         let not_tried = || Outcome::Retry {
             error: "there was no time left to try it alone".to_owned(),
@@ -363,6 +364,8 @@ fn forget_the_oldest(known: &mut BTreeMap<u128, Known>) {
 /// Events of a batch that are tried apart.
 struct Trial<'a, C> {
     apart: &'a Apart<C>,
+    /// The connection over which everything goes that is not tried.
+    shared: &'a Connection<C>,
     batch: &'a [Envelope],
     outcomes: &'a mut [Option<Outcome>],
     /// What is still to be tried, in this order.
@@ -397,16 +400,11 @@ struct Alone {
 }
 
 impl<C> Trial<'_, C> {
-    /// Over the connection in this place, or over one of its own.
-    async fn run<T: Shared<Live = C>>(
-        &mut self,
-        transport: &T,
-        place: Option<&Connection<C>>,
-        until: Instant,
-    ) {
+    /// Over a connection of its own, where the server takes more than one.
+    async fn run<T: Shared<Live = C>>(&mut self, transport: &T, until: Instant) {
         let Ok(Ok(_turn)) = timeout_at(until, self.apart.turns.acquire()).await else { return };
-        if let Some(place) = place {
-            self.try_all(transport, place, until).await;
+        if self.apart.only_shared {
+            self.try_all(transport, self.shared, until).await;
         } else {
             let own = self.apart.own(self.began);
             self.try_all(transport, &own, until).await;
@@ -593,10 +591,12 @@ impl<C> Trial<'_, C> {
                     self.apart.blame(envelope);
                 } else {
                     self.apart.suspect(envelope, for_good);
+                    self.shared.renew(broke);
                 }
                 breaks_its_connection(&why)
             } else {
                 self.apart.suspect(envelope, since);
+                self.shared.renew(broke);
                 Outcome::timed_out(format!(
                     "it breaks its connection, and the server has taken no other event since: {why}"
                 ))

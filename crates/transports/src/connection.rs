@@ -126,7 +126,7 @@ impl<C> Connection<C> {
 
     /// One that was begun before this moment is not used again.
     pub(crate) fn renew(&self, moment: Instant) {
-        self.place().made.take_if(|made| made.begun < moment);
+        self.place().lose(|made| made.begun < moment);
     }
 
     /// The connection that is there, unless it has broken.
