@@ -22,10 +22,9 @@
 //! [`Outcome::TimedOut`], which the relay counts against the destination as long as that takes nothing. An
 //! event that was found to blame stays so, also with nobody else around, until it is taken.
 //!
-//! At the end of a trial the last events have no witness of their own: the server may have gone away after it
-//! took others of this trial. Such an event is a retry, once. It stays to blame only when the server takes
-//! another event on a connection that was made after the break of its own. The shared connection is made anew
-//! for that: whatever goes over it next is a witness.
+//! At the end of a trial the last events have no witness from after their own break: what the server took
+//! earlier in this trial is one, for it let them in again afterwards. Without any witness the shared connection
+//! is made anew: whatever goes over it next tells.
 //!
 //! Such events may lie side by side. When four broke their connections, one after the other, four that lie
 //! far from them go next: one that is taken clears the server.
@@ -36,8 +35,9 @@
 //!   accused before another connection could be made after the one that it broke.
 //! - It is not the events: after eight of them, one after the other, nobody is to blame and all that is left is
 //!   unavailable, and the relay sees an outage. Where others were taken before these, after 32.
-//! - An outage begins while events are tried and others were taken: up to 31 that are tried last are blamed for
-//!   it, once. After that they are undecided, as all are.
+//! - An outage in which the server still lets everybody in begins while events are tried and others were taken:
+//!   up to 31 that are tried last are blamed for it, as events are that were refused shortly before a webhook
+//!   refuses everything. The relay counts them until new events have opened its breaker.
 //! - Time is up: what was not tried comes again, and no attempt is counted.
 //! - The publish is dropped: its connection is not used again.
 
@@ -581,18 +581,12 @@ impl<C> Trial<'_, C> {
     fn decide(&mut self) {
         for Alone { place, broke, why } in std::mem::take(&mut self.undecided) {
             let envelope = &self.batch[place];
-            // For a retry, and to stay so: an older witness may be from before the server has gone.
-            let (since, for_good) = match self.apart.known_of(envelope) {
-                Some(Known::Undecided(since)) => (since, since),
-                Some(Known::Guilty) | None => (self.began, broke),
+            let since = match self.apart.known_of(envelope) {
+                Some(Known::Undecided(since)) => since,
+                Some(Known::Guilty) | None => self.began,
             };
             self.outcomes[place] = Some(if self.apart.has_taken_since(since) {
-                if self.apart.has_taken_since(for_good) {
-                    self.apart.blame(envelope);
-                } else {
-                    self.apart.suspect(envelope, for_good);
-                    self.shared.renew(broke);
-                }
+                self.apart.blame(envelope);
                 breaks_its_connection(&why)
             } else {
                 self.apart.suspect(envelope, since);
@@ -836,7 +830,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_outage_that_begins_within_a_trial_costs_an_event_one_attempt() {
+    async fn what_an_outage_within_a_trial_was_blamed_on_is_cleared_when_it_is_taken() {
         let mut publisher = Publisher::new(Server { most: Some(1), ..Server::default() });
         let events = batch(8, &[0, 7]);
         let refused = Outcome::retry("it breaks its connection: hung up");
@@ -844,24 +838,32 @@ mod tests {
         assert_eq!(outcomes[1], Outcome::Delivered);
         assert_eq!(outcomes[0], refused);
         assert_eq!(outcomes[2..], vec![refused.clone(); 6]);
+        // Nobody else is around to tell an outage from these: the poison among them must end, too.
         for round in 0..5 {
-            for event in &events[2..] {
-                let outcomes = publisher.publish(std::slice::from_ref(event)).await;
-                assert!(is_undecided(&outcomes[0]), "round {round}: {outcomes:?}");
+            for event in [&events[..1], &events[2..3], &events[7..]] {
+                let outcomes = publisher.publish(event).await;
+                assert_eq!(outcomes[..], *std::slice::from_ref(&refused), "round {round}");
             }
-            // After its break the server took another one: that is enough.
-            let outcomes = publisher.publish(&events[..1]).await;
-            assert_eq!(outcomes[..], *std::slice::from_ref(&refused), "round {round}");
         }
+        // New events say that it is the server.
+        let outcomes = publisher.publish(&[event(8, 8, false)]).await;
+        assert!(is_undecided(&outcomes[0]), "{outcomes:?}");
         publisher.server.most = None;
         assert_eq!(publisher.publish(&events[2..7]).await, vec![Outcome::Delivered; 5]);
-        for round in 0..5 {
-            let outcomes = publisher.publish(&events[7..]).await;
-            assert_eq!(
-                outcomes[..],
-                *std::slice::from_ref(&refused),
-                "round {round}: it has a witness now"
-            );
+        publisher.server.is_down.store(true, Ordering::Relaxed);
+        let outcomes = publisher.publish(&events[2..3]).await;
+        assert!(is_undecided(&outcomes[0]), "it was taken since: {outcomes:?}");
+    }
+
+    #[tokio::test]
+    async fn the_last_of_all_events_is_found_although_nothing_comes_after_it() {
+        let publisher = Publisher::new(Server::default());
+        let events = batch(3, &[2]);
+        let refused = Outcome::retry("it breaks its connection: hung up");
+        let outcomes = publisher.publish(&events).await;
+        assert_eq!(outcomes, [Outcome::Delivered, Outcome::Delivered, refused.clone()]);
+        for _ in 0..5 {
+            assert_eq!(publisher.publish(&events[2..]).await, [refused.clone()]);
         }
     }
 
