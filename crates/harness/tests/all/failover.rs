@@ -160,15 +160,18 @@ impl Failover {
         let start =
             async |name| relay::<DB>(name, self.ordering, &entrance, &tables, &recorder).await;
         let mut relays = vec![start("first").await];
-        if self.relays == Relays::Two {
-            relays.push(start("second").await);
-            let share = if self.is_global() { 1 } else { 2 };
+        let share = if self.is_global() { 1 } else { 2 };
+        let each_has_its_share = async |relays: &[Relay]| {
             wait::asked("each share", async || {
                 let owned = relays.iter().map(|relay| relay.stats().shards_owned);
                 let all = relays[0].stats().shards;
                 all > 0 && owned.filter(|owned| owned * share == all).count() == usize::from(share)
             })
             .await;
+        };
+        if self.relays == Relays::Two {
+            relays.push(start("second").await);
+            each_has_its_share(&relays).await;
         }
 
         // These reach the standby.
@@ -197,6 +200,10 @@ impl Failover {
         // These do not.
         let mut lost = writer.write(&primary.pool, "Lost", 3 * KEYS).await;
         recorder.until_delivered(&lost).await;
+        if self.relays == Relays::Joining {
+            // A shard that is handed over waits for what is in flight, and its other keys wait with it.
+            each_has_its_share(&relays).await;
+        }
         lost.extend(writer.write(&primary.pool, IN_FLIGHT, KEYS).await);
         let in_flight = if self.is_global() { 1 } else { KEYS };
         wait::asked("publishes", async || recorder.in_flight() == in_flight).await;
