@@ -18,7 +18,10 @@ use posthaste_stores::{
     Dialect, Enqueued, Options, Tables,
     mysql::{ClaimStyle, MySqlStore},
 };
-use posthaste_testkit::{conformance::Subject, tables};
+use posthaste_testkit::{
+    conformance::{SqlxDatabase, Subject},
+    tables,
+};
 use sqlx::{
     AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row,
     mysql::MySqlPoolOptions,
@@ -41,19 +44,19 @@ mod statements;
 const MARIADB: &str = "POSTHASTE_TEST_MARIADB";
 const MYSQL: &str = "POSTHASTE_TEST_MYSQL";
 
-async fn mariadb() -> Option<Subject<MySql>> {
+async fn mariadb() -> Option<Subject> {
     Some(Subject::new(mariadb_pool(12).await))
 }
 
-async fn claimed_by_token() -> Option<Subject<MySql>> {
+async fn claimed_by_token() -> Option<Subject> {
     let pool = mariadb_pool(12).await;
-    let subject = Subject::new(pool).store_with(|pool, tables| {
+    let database = SqlxDatabase::new(pool).store_with(|pool, tables| {
         Arc::new(MySqlStore::new(pool, tables).with_claim_style(ClaimStyle::Token))
     });
-    Some(subject.without_skip_locked())
+    Some(Subject::on(database).without_skip_locked())
 }
 
-async fn mysql() -> Option<Subject<MySql>> {
+async fn mysql() -> Option<Subject> {
     let Ok(url) = std::env::var(MYSQL) else {
         eprintln!("{MYSQL} is not set: no MySQL server to be had here");
         return None;

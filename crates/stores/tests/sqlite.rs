@@ -15,7 +15,10 @@ use posthaste_core::{
     },
 };
 use posthaste_stores::{Dialect, Options, Tables, sqlite::SqliteStore};
-use posthaste_testkit::{conformance::Subject, statements::Statements};
+use posthaste_testkit::{
+    conformance::{SqlxDatabase, Subject},
+    statements::Statements,
+};
 use sqlx::{
     AssertSqlSafe, Row, Sqlite, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
@@ -23,14 +26,19 @@ use sqlx::{
 use tokio::time::timeout;
 use uuid::Uuid;
 
-async fn subject() -> Option<Subject<Sqlite>> {
-    let folder = Folder::new();
+/// A pool on a file of its own.
+async fn pool(folder: &Folder) -> SqlitePool {
     let options = SqliteConnectOptions::new()
         .filename(folder.0.join("app.db"))
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .busy_timeout(Duration::from_secs(10));
-    let pool = SqlitePoolOptions::new().max_connections(12).connect_with(options).await.unwrap();
+    SqlitePoolOptions::new().max_connections(12).connect_with(options).await.unwrap()
+}
+
+async fn subject() -> Option<Subject> {
+    let folder = Folder::new();
+    let pool = pool(&folder).await;
     Some(Subject::new(pool).single_writer().keep(folder))
 }
 
@@ -40,9 +48,9 @@ posthaste_testkit::store_conformance!(subject);
 mod connected {
     use super::*;
 
-    async fn subject() -> Option<Subject<Sqlite>> {
-        let subject = super::subject().await?;
-        Some(subject.store_with(|pool, tables| {
+    async fn subject() -> Option<Subject> {
+        let folder = Folder::new();
+        let database = SqlxDatabase::new(pool(&folder).await).store_with(|pool, tables| {
             let file = pool.connect_options().get_filename().to_owned();
             let url = format!("sqlite:{}", file.display());
             let options = Options { table: tables.name().clone(), connections: 4 };
@@ -57,7 +65,8 @@ mod connected {
                     .block_on(connecting)
             });
             Arc::new(store.join().unwrap())
-        }))
+        });
+        Some(Subject::on(database).single_writer().keep(folder))
     }
 
     posthaste_testkit::store_conformance!(subject);

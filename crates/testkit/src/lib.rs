@@ -2,7 +2,8 @@
 //! transport can prove itself too.
 //!
 //! - `conformance`: what every store must do, one named test a claim. A store's own tests are one
-//!   call of `store_conformance!`.
+//!   call of `store_conformance!`. The feature `conformance` alone builds without sqlx; with the feature
+//!   `sqlx` a pool of sqlx is all that a subject takes.
 //! - `transports`: what every transport must do, against a real server, read back by independent
 //!   clients. A transport's own tests are one call of `transport_conformance!`.
 //! - [`checker`]: says from what was committed and what was delivered whether anything was lost,
@@ -13,6 +14,9 @@
 //! - `wait`: for what nobody announces.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(any(feature = "conformance", feature = "tables"))]
+mod names;
 
 #[cfg(feature = "tables")]
 pub mod tables;
@@ -26,7 +30,7 @@ pub mod proxy;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
-#[cfg(feature = "conformance")]
+#[cfg(feature = "sqlx")]
 pub mod statements;
 
 #[cfg(feature = "transports")]

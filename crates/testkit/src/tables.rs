@@ -1,25 +1,20 @@
 //! Outboxes that nobody else uses: unique names, and an end for all their tables.
 
 use futures_util::future::BoxFuture;
-use posthaste_core::TableName;
 use posthaste_stores::Tables;
 use sqlx::{AssertSqlSafe, Database, Executor, Pool};
-use uuid::Uuid;
+
+use crate::names;
 
 /// An outbox name that no other test has: `prefix_` and 16 random characters. The prefix says in a
 /// database full of leftovers whose they are.
 ///
 /// # Panics
 ///
-/// When the prefix is not the beginning of a table name (see [`TableName`]) of at most 20
-/// characters.
+/// When the prefix is not the beginning of a table name (see [`TableName`](posthaste_core::TableName)) of at
+/// most 20 characters.
 pub fn unique(prefix: &str) -> Tables {
-    // The first half of a UUID v7 is mostly time; the second half is random.
-    let random = Uuid::now_v7().as_u128() as u64;
-    let name: TableName = format!("{prefix}_{random:016x}")
-        .parse()
-        .unwrap_or_else(|error| panic!("prefix {prefix:?} makes no table name: {error}"));
-    Tables::new(name)
+    Tables::new(names::unique(prefix))
 }
 
 /// Drops the tables of an outbox, as far as they are there.

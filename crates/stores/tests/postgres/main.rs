@@ -14,12 +14,12 @@ use posthaste_core::{
 };
 use posthaste_stores::{Tables, postgres::PostgresStore};
 use posthaste_testkit::conformance::Subject;
-use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
+use sqlx::{AssertSqlSafe, postgres::PgPoolOptions};
 use uuid::Uuid;
 
 use self::support::{Outbox, SHARDS, event, pool, soon};
 
-async fn subject() -> Option<Subject<Postgres>> {
+async fn subject() -> Option<Subject> {
     Some(Subject::new(pool(12).await))
 }
 

@@ -8,17 +8,27 @@
 ///
 /// ```
 /// # use posthaste_testkit::conformance::Subject;
-/// # async fn subject_15() -> Option<Subject<sqlx::Postgres>> { None }
+/// # async fn subject_15() -> Option<Subject> { None }
 /// mod postgres_15 {
 ///     use super::subject_15;
 ///     posthaste_testkit::store_conformance!(subject_15);
 /// }
 /// # fn main() {}
 /// ```
+///
+/// For a database without [`Database::sql`](crate::conformance::Database::sql), say
+/// `store_conformance!(subject, without sql)`: cases that are about plain SQL become ignored tests,
+/// so that a report lists them as not run.
 #[macro_export]
 macro_rules! store_conformance {
     ($subject:ident) => {
-        $crate::store_conformance! { @themes $subject
+        $crate::store_conformance! { @all $subject with_sql }
+    };
+    ($subject:ident, without sql) => {
+        $crate::store_conformance! { @all $subject without_sql }
+    };
+    (@all $subject:ident $sql:ident) => {
+        $crate::store_conformance! { @themes $subject $sql
             schema {
                 migrating_again_changes_nothing
                 processes_that_start_at_once_can_all_migrate
@@ -26,17 +36,17 @@ macro_rules! store_conformance {
                 the_number_of_shards_has_a_default
                 check_refuses_an_outbox_that_was_never_migrated
                 check_refuses_an_older_version
-                an_outbox_of_an_earlier_build_is_refused_and_left_alone
-                tables_made_by_other_statements_are_refused
+                #[sql] an_outbox_of_an_earlier_build_is_refused_and_left_alone
+                #[sql] tables_made_by_other_statements_are_refused
                 check_refuses_a_newer_version
                 migrate_refuses_a_newer_version_and_changes_nothing
                 another_number_of_shards_is_refused
-                printed_sql_makes_the_same_outbox
+                #[sql] printed_sql_makes_the_same_outbox
                 two_outboxes_in_one_database_do_not_mix
             }
             enqueue {
-                commit_leaves_business_row_and_event
-                rollback_leaves_neither_business_row_nor_event
+                #[sql] commit_leaves_business_row_and_event
+                #[sql] rollback_leaves_neither_business_row_nor_event
                 a_savepoint_that_rolled_back_leaves_nothing_of_its_own
                 an_event_is_invisible_until_its_commit
                 many_events_keep_their_order_and_get_their_answers_in_it
@@ -44,7 +54,7 @@ macro_rules! store_conformance {
                 an_event_enqueued_after_a_commit_gets_a_higher_sequence
                 no_events_are_no_error
                 a_delayed_event_keeps_its_time
-                the_driver_knows_whether_a_transaction_is_open
+                #[sql] the_driver_knows_whether_a_transaction_is_open
                 many_writers_at_once_lose_nothing
             }
             idempotent {
@@ -66,7 +76,7 @@ macro_rules! store_conformance {
                 headers_keep_every_character
                 the_longest_names_fit_to_the_character
                 the_database_computes_the_shard_as_every_language_does
-                a_row_of_plain_sql_needs_three_columns
+                #[sql] a_row_of_plain_sql_needs_three_columns
                 an_event_was_created_when_it_was_written
                 keys_that_look_alike_stay_apart
             }
@@ -76,7 +86,7 @@ macro_rules! store_conformance {
                 a_held_shard_is_left_out
                 a_shard_under_its_own_name_is_taken_anew
                 two_relays_never_share_a_shard
-                acquire_does_not_wait_for_a_shard_that_is_being_taken
+                #[sql] acquire_does_not_wait_for_a_shard_that_is_being_taken
                 an_expired_lease_is_taken_by_another_relay
                 a_late_heartbeat_does_not_lower_what_may_be_in_hand
                 a_lease_of_the_future_is_nobodys
@@ -197,7 +207,7 @@ macro_rules! store_conformance {
                 a_released_shard_cannot_be_settled
                 a_lost_shard_does_not_hold_back_the_others
                 an_event_outside_the_fence_is_not_written
-                a_takeover_under_way_refuses_the_settle
+                #[sql] a_takeover_under_way_refuses_the_settle
             }
             inspect {
                 an_event_is_found_by_its_id
@@ -253,7 +263,7 @@ macro_rules! store_conformance {
             }
             control {
                 a_pause_is_kept_until_it_is_lifted
-                a_pause_of_a_kind_that_is_not_known_is_left_out
+                #[sql] a_pause_of_a_kind_that_is_not_known_is_left_out
                 a_change_is_on_record_before_it_is_made
                 the_audit_comes_newest_first_and_in_pages
             }
@@ -261,7 +271,7 @@ macro_rules! store_conformance {
                 the_database_tells_its_time
                 a_sound_outbox_has_nothing_wrong_with_it
                 an_outbox_that_was_never_migrated_is_one_problem
-                a_missing_index_is_named_with_the_statement_that_makes_it
+                #[sql] a_missing_index_is_named_with_the_statement_that_makes_it
                 a_transaction_that_has_written_is_seen_until_it_ends
             }
             wake {
@@ -271,17 +281,24 @@ macro_rules! store_conformance {
             }
         }
     };
-    (@themes $subject:ident $($theme:ident { $($case:ident)* })*) => {$(
+    (@themes $subject:ident $sql:ident
+        $($theme:ident { $($(#[$needs:ident])? $case:ident)* })*
+    ) => {$(
         mod $theme {
-            $(
-                #[test]
-                fn $case() {
-                    $crate::conformance::run(
-                        super::$subject,
-                        $crate::conformance::$theme::$case,
-                    );
-                }
-            )*
+            $($crate::store_conformance! { @case $subject $sql [$($needs)?] $theme $case })*
         }
     )*};
+    (@case $subject:ident without_sql [sql] $theme:ident $case:ident) => {
+        #[test]
+        #[ignore = "needs plain SQL, which this database does not have"]
+        fn $case() {
+            $crate::conformance::run(super::$subject, $crate::conformance::$theme::$case);
+        }
+    };
+    (@case $subject:ident $sql:ident [$($needs:ident)?] $theme:ident $case:ident) => {
+        #[test]
+        fn $case() {
+            $crate::conformance::run(super::$subject, $crate::conformance::$theme::$case);
+        }
+    };
 }

@@ -8,10 +8,9 @@ use posthaste_core::{
     Event, Status,
     store::{Fetched, Limit, Position, Relay, Verdict, Wait},
 };
-use posthaste_stores::Dialect;
 
 use super::{
-    Subject,
+    Edit, Subject,
     outbox::Outbox,
     relays::{Claimer, SHORT, dead, event, events, retry, sent, sequences, settlement},
 };
@@ -19,7 +18,7 @@ use super::{
 const HOUR: Duration = Duration::from_hours(1);
 
 /// Claimed rows come in order, no more than asked for, and are being sent from then on.
-pub async fn a_claimed_row_is_being_sent<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_claimed_row_is_being_sent(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(5)).await;
     let mut claimer = outbox.claimer("one");
@@ -43,7 +42,7 @@ pub async fn a_claimed_row_is_being_sent<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// Claimers side by side share all the rows and not one of them.
-pub async fn two_claimers_never_share_a_row<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn two_claimers_never_share_a_row(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(200)).await;
     let mut claimers: Vec<_> = (0..4).map(|n| outbox.claimer(&format!("claimer{n}"))).collect();
@@ -68,7 +67,7 @@ pub async fn two_claimers_never_share_a_row<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// What waits for its time is not claimed before, and is claimed then.
-pub async fn only_what_is_due_is_claimed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn only_what_is_due_is_claimed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let delayed = |hours: i64| {
         let at = Timestamp::now().checked_add(SignedDuration::from_hours(hours)).unwrap();
@@ -99,7 +98,7 @@ pub async fn only_what_is_due_is_claimed<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// Settled events are never claimed.
-pub async fn a_settled_row_is_not_claimed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_settled_row_is_not_claimed(subject: &Subject) {
     use posthaste_core::store::Selection;
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(4)).await;
@@ -117,9 +116,7 @@ pub async fn a_settled_row_is_not_claimed<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// An expired row goes to one other claimer, with an attempt recorded before it is handed out.
-pub async fn an_expired_row_is_claimed_once_and_an_attempt_is_recorded<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn an_expired_row_is_claimed_once_and_an_attempt_is_recorded(subject: &Subject) {
     let outbox = subject.outbox().await;
     let poison = event("poison");
     outbox.enqueue_one(&poison).await;
@@ -141,7 +138,7 @@ pub async fn an_expired_row_is_claimed_once_and_an_attempt_is_recorded<DB: Diale
 }
 
 /// A row whose lease is valid has not expired.
-pub async fn a_valid_lease_is_not_taken_over<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_valid_lease_is_not_taken_over(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(2)).await;
     let mut holder = outbox.claimer("holder");
@@ -154,7 +151,7 @@ pub async fn a_valid_lease_is_not_taken_over<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// A claimer whose lease went to somebody else settles nothing.
-pub async fn a_stale_token_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_stale_token_settles_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     let sequence = outbox.enqueue_one(&event).await.sequence;
@@ -177,7 +174,7 @@ pub async fn a_stale_token_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A claimer settles what it holds, of every kind, and repeating it is harmless.
-pub async fn a_claimer_settles_what_it_holds<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_claimer_settles_what_it_holds(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(4)).await;
     let mut claimer = outbox.claimer("one");
@@ -204,7 +201,7 @@ pub async fn a_claimer_settles_what_it_holds<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// With `keep_sent = false` a delivered row is gone.
-pub async fn a_delivered_row_can_be_deleted<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delivered_row_can_be_deleted(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -215,11 +212,7 @@ pub async fn a_delivered_row_can_be_deleted<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// Shortens both leases to the same end, then renews the first.
-async fn renew_one_of_two<DB: Dialect>(
-    outbox: &Outbox<DB>,
-    renewed: &Claimer,
-    forgotten: &Claimer,
-) {
+async fn renew_one_of_two(outbox: &Outbox, renewed: &Claimer, forgotten: &Claimer) {
     let both = [renewed.in_hand(), forgotten.in_hand()];
     let hasty = Relay { lease: SHORT, ..renewed.relay.clone() };
     outbox.store.renew_rows(&hasty, &both).await.unwrap();
@@ -227,7 +220,7 @@ async fn renew_one_of_two<DB: Dialect>(
 }
 
 /// A renewed row outlives one that was claimed at the same time and not renewed.
-pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_renewed_row_is_kept(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(2)).await;
     let (mut renewed, mut forgotten) = (outbox.claimer("renewed"), outbox.claimer("forgotten"));
@@ -246,16 +239,14 @@ pub async fn a_renewed_row_is_kept<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// Those in hand beside a row that somebody has locked are renewed and given back all the same.
-pub async fn a_locked_row_hinders_no_renewal<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_locked_row_hinders_no_renewal(subject: &Subject) {
     let outbox = subject.outbox().await;
     let ids: Vec<_> = outbox.enqueue(&events(3)).await.iter().map(|event| event.id).collect();
     let mut claimer = outbox.claimer("one");
     let rows = claimer.claim(3).await;
     if subject.skips_locked {
         let mut holder = outbox.begin().await;
-        let locked = rows[1].sequence;
-        let touch = format!("update {{events}} set attempts = 1 where sequence = {locked}");
-        outbox.sql_on(&mut holder, &touch).await;
+        holder.lock(&[rows[1].sequence]).await.unwrap();
         let hasty = Relay { lease: SHORT, ..claimer.relay.clone() };
         outbox.store.renew_rows(&hasty, &[claimer.in_hand()]).await.unwrap();
         outbox.row_lease_expired(ids[2]).await;
@@ -265,9 +256,7 @@ pub async fn a_locked_row_hinders_no_renewal<DB: Dialect>(subject: &Subject<DB>)
     outbox.store.renew_rows(&claimer.relay, &[claimer.in_hand()]).await.unwrap();
     let mut holder = outbox.begin().await;
     if subject.skips_locked {
-        let touch = "update {events} set attempts = 1";
-        let one = format!("{touch} where sequence = {}", rows[1].sequence);
-        outbox.sql_on(&mut holder, &one).await;
+        holder.lock(&[rows[1].sequence]).await.unwrap();
     }
     let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
     outbox.store.unclaim(&claimer.lease, &sequences).await.unwrap();
@@ -280,7 +269,7 @@ pub async fn a_locked_row_hinders_no_renewal<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// The same for a row that was claimed because its time had come.
-pub async fn a_renewed_retry_is_kept<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_renewed_retry_is_kept(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(2)).await;
     let mut first = outbox.claimer("first");
@@ -302,7 +291,7 @@ pub async fn a_renewed_retry_is_kept<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A row that cost an attempt and is given back is to be tried again, and its attempt stays.
-pub async fn a_row_given_back_after_an_attempt_is_a_retry<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_row_given_back_after_an_attempt_is_a_retry(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     let sequence = outbox.enqueue_one(&event).await.sequence;
@@ -319,7 +308,7 @@ pub async fn a_row_given_back_after_an_attempt_is_a_retry<DB: Dialect>(subject: 
 }
 
 /// Rows that are given back are free at once, for everybody, and no attempt is burnt.
-pub async fn rows_that_are_given_back_are_free<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn rows_that_are_given_back_are_free(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(3)).await;
     let mut stopping = outbox.claimer("stopping");
@@ -339,7 +328,7 @@ pub async fn rows_that_are_given_back_are_free<DB: Dialect>(subject: &Subject<DB
 }
 
 /// The hot path claims by sequence what is free, and only that.
-pub async fn a_hot_claim_takes_what_is_free<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_hot_claim_takes_what_is_free(subject: &Subject) {
     let outbox = subject.outbox().await;
     let at = Timestamp::now().checked_add(SignedDuration::from_hours(1)).unwrap();
     let later = Event::builder("Happened").raw_json("{}").deliver_at(at).build().unwrap();
@@ -359,7 +348,7 @@ pub async fn a_hot_claim_takes_what_is_free<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// A claim takes no more than half a page of what is due. The rest is no reason to wait for the next poll.
-pub async fn a_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_claim_says_that_more_is_due(subject: &Subject) {
     let outbox = subject.outbox().await;
     let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
     let due = |_| Event::builder("Happened").raw_json("{}").deliver_at(past).build().unwrap();
@@ -385,7 +374,7 @@ pub async fn a_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// So many that a store may ask for fewer at once.
-pub async fn a_large_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_large_claim_says_that_more_is_due(subject: &Subject) {
     const DUE: usize = 1_500;
 
     let outbox = subject.outbox().await;
@@ -409,7 +398,7 @@ pub async fn a_large_claim_says_that_more_is_due<DB: Dialect>(subject: &Subject<
 }
 
 /// One of those whose time has come, and a fresh one.
-pub async fn a_claim_of_two_brings_both_kinds<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_claim_of_two_brings_both_kinds(subject: &Subject) {
     let outbox = subject.outbox().await;
     let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
     let due = |_| Event::builder("Happened").raw_json("{}").deliver_at(past).build().unwrap();
@@ -424,7 +413,7 @@ pub async fn a_claim_of_two_brings_both_kinds<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// Those that are due fill the bytes. The cursor goes on: fresh rows may lie beyond what it has seen.
-pub async fn due_rows_that_are_cut_do_not_stop_the_cursor<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn due_rows_that_are_cut_do_not_stop_the_cursor(subject: &Subject) {
     let outbox = subject.outbox().await;
     let past = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
     let payload = format!("{:?}", "x".repeat(10_000));
@@ -444,7 +433,7 @@ pub async fn due_rows_that_are_cut_do_not_stop_the_cursor<DB: Dialect>(subject: 
 }
 
 /// The database's clock was set back after the claim.
-pub async fn a_row_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_row_lease_of_the_future_is_nobodys(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(2)).await;
     let mut dying = outbox.claimer("dying");
@@ -453,14 +442,8 @@ pub async fn a_row_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject
     let heir = outbox.claimer_for("heir", SHORT);
     outbox.store.heartbeat(&heir.relay, 0).await.unwrap();
     assert!(heir.claim_expired().await.is_none(), "the other one's leases are longer");
-    let later = match DB::NAME {
-        "SQLite" => "locked_until + 360000000000",
-        "MySQL" => "locked_until + interval 100 hour",
-        _ => "locked_until + interval '100' hour",
-    };
     let first = enqueued[0].sequence;
-    let update = format!("update {{events}} set locked_until = {later} where sequence = {first}");
-    outbox.sql(&update).await;
+    outbox.edit(Edit::PostponeRowLease { sequence: first, hours: 100 }).await;
     let mut found = None;
     // A call may look at a part of the rows; the next one goes on there. The heir's own lease ends soon.
     for _ in 0..4 {
@@ -474,7 +457,7 @@ pub async fn a_row_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject
 }
 
 /// A claim ends where its bytes do, and so does a sweep; one event that is larger comes alone.
-pub async fn a_claim_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_claim_ends_where_its_bytes_do(subject: &Subject) {
     let outbox = subject.outbox().await;
     let payload = format!("{:?}", "x".repeat(10_000));
     let large = |n: i64| {

@@ -4,18 +4,17 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::store::{Finding, Level};
-use posthaste_stores::Dialect;
 
 use super::{Subject, outbox::Outbox, relays::event};
 
-async fn finding<DB: Dialect>(outbox: &Outbox<DB>, check: &str) -> Finding {
+async fn finding(outbox: &Outbox, check: &str) -> Finding {
     let findings = outbox.store.diagnose().await.unwrap();
     let found = findings.into_iter().find(|finding| finding.check == check);
     found.unwrap_or_else(|| panic!("{check} was not checked"))
 }
 
 /// The database tells its time.
-pub async fn the_database_tells_its_time<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_database_tells_its_time(subject: &Subject) {
     let outbox = subject.outbox().await;
     let first = outbox.store.now().await.unwrap();
     let second = outbox.store.now().await.unwrap();
@@ -25,7 +24,7 @@ pub async fn the_database_tells_its_time<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A sound outbox has nothing wrong with it.
-pub async fn a_sound_outbox_has_nothing_wrong_with_it<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_sound_outbox_has_nothing_wrong_with_it(subject: &Subject) {
     let outbox = subject.outbox().await;
     let findings = outbox.store.diagnose().await.unwrap();
     for finding in &findings {
@@ -38,7 +37,7 @@ pub async fn a_sound_outbox_has_nothing_wrong_with_it<DB: Dialect>(subject: &Sub
 }
 
 /// Without tables there is one thing to say, and how to mend it.
-pub async fn an_outbox_that_was_never_migrated_is_one_problem<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_outbox_that_was_never_migrated_is_one_problem(subject: &Subject) {
     let outbox = subject.unmigrated();
     let findings = outbox.store.diagnose().await.unwrap();
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -47,18 +46,17 @@ pub async fn an_outbox_that_was_never_migrated_is_one_problem<DB: Dialect>(subje
 }
 
 /// A missing index is named, and the statement that is given makes it.
-pub async fn a_missing_index_is_named_with_the_statement_that_makes_it<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_missing_index_is_named_with_the_statement_that_makes_it(subject: &Subject) {
     let outbox = subject.outbox().await;
-    let drop = match DB::NAME {
+    let drop = match outbox.plain_sql().dialect() {
         "MySQL" => "drop index {bare}_dead_idx on {events}",
         _ => "drop index {bare}_dead_idx",
     };
     outbox.sql(drop).await;
     let missing = finding(&outbox, "indexes").await;
     assert_eq!(missing.level, Level::Problem);
-    assert!(missing.text.contains(&outbox.tables.fill("{bare}_dead_idx")), "{}", missing.text);
+    let index = outbox.plain_sql().fill(&outbox.name, "{bare}_dead_idx");
+    assert!(missing.text.contains(&index), "{}", missing.text);
     assert!(!missing.text.contains("_lane_idx"), "{}", missing.text);
     // Concurrently it would wait for every transaction of the server, those of other cases too.
     outbox.sql(&missing.mend.unwrap().replace("concurrently ", "")).await;
@@ -66,9 +64,7 @@ pub async fn a_missing_index_is_named_with_the_statement_that_makes_it<DB: Diale
 }
 
 /// A transaction that has written is seen as long as it is open.
-pub async fn a_transaction_that_has_written_is_seen_until_it_ends<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_transaction_that_has_written_is_seen_until_it_ends(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut open = outbox.begin().await;
     outbox.enqueue_in(&mut open, &[event(1)]).await;

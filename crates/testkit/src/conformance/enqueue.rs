@@ -3,8 +3,6 @@
 use futures_util::future::join_all;
 use jiff::{Timestamp, ToSpan};
 use posthaste_core::Event;
-use posthaste_stores::Dialect;
-use sqlx::Connection;
 
 use super::{
     Subject,
@@ -14,14 +12,14 @@ use super::{
 
 const BUSINESS_TABLE: &str = "create table {events}_business (id int primary key)";
 
-async fn with_business_table<DB: Dialect>(subject: &Subject<DB>) -> Outbox<DB> {
+async fn with_business_table(subject: &Subject) -> Outbox {
     let outbox = subject.outbox().await;
     outbox.sql(BUSINESS_TABLE).await;
     outbox
 }
 
 /// Business row and event commit together.
-pub async fn commit_leaves_business_row_and_event<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn commit_leaves_business_row_and_event(subject: &Subject) {
     let outbox = with_business_table(subject).await;
     let event = event(1);
     let mut transaction = outbox.begin().await;
@@ -33,7 +31,7 @@ pub async fn commit_leaves_business_row_and_event<DB: Dialect>(subject: &Subject
 }
 
 /// Business row and event roll back together.
-pub async fn rollback_leaves_neither_business_row_nor_event<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn rollback_leaves_neither_business_row_nor_event(subject: &Subject) {
     let outbox = with_business_table(subject).await;
     let event = event(1);
     let mut transaction = outbox.begin().await;
@@ -46,16 +44,12 @@ pub async fn rollback_leaves_neither_business_row_nor_event<DB: Dialect>(subject
 }
 
 /// What a savepoint wrote goes with it; what stands before and after stays.
-pub async fn a_savepoint_that_rolled_back_leaves_nothing_of_its_own<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_savepoint_that_rolled_back_leaves_nothing_of_its_own(subject: &Subject) {
     let outbox = subject.outbox().await;
     let (before, inside, after) = (event("before"), event("inside"), event("after"));
     let mut transaction = outbox.begin().await;
     outbox.enqueue_in(&mut transaction, std::slice::from_ref(&before)).await;
-    let mut savepoint = transaction.begin().await.unwrap();
-    outbox.enqueue_in(&mut savepoint, std::slice::from_ref(&inside)).await;
-    savepoint.rollback().await.unwrap();
+    transaction.enqueue_and_undo(std::slice::from_ref(&inside)).await.unwrap();
     outbox.enqueue_in(&mut transaction, std::slice::from_ref(&after)).await;
     transaction.commit().await.unwrap();
     outbox.record(before.id()).await;
@@ -64,7 +58,7 @@ pub async fn a_savepoint_that_rolled_back_leaves_nothing_of_its_own<DB: Dialect>
 }
 
 /// Nobody sees an event before its transaction is committed.
-pub async fn an_event_is_invisible_until_its_commit<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_event_is_invisible_until_its_commit(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let event = event(1);
@@ -85,9 +79,7 @@ pub async fn an_event_is_invisible_until_its_commit<DB: Dialect>(subject: &Subje
 }
 
 /// More events than one statement of any database takes keep their order.
-pub async fn many_events_keep_their_order_and_get_their_answers_in_it<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn many_events_keep_their_order_and_get_their_answers_in_it(subject: &Subject) {
     let outbox = subject.outbox().await;
     let events = events(5_000);
     let enqueued = outbox.enqueue(&events).await;
@@ -107,9 +99,7 @@ pub async fn many_events_keep_their_order_and_get_their_answers_in_it<DB: Dialec
 }
 
 /// Calls inside one transaction keep their order.
-pub async fn later_calls_of_one_transaction_get_higher_sequences<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn later_calls_of_one_transaction_get_higher_sequences(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut transaction = outbox.begin().await;
     let mut taken = Vec::new();
@@ -123,9 +113,7 @@ pub async fn later_calls_of_one_transaction_get_higher_sequences<DB: Dialect>(
 }
 
 /// What is enqueued after a commit was acknowledged comes behind it.
-pub async fn an_event_enqueued_after_a_commit_gets_a_higher_sequence<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn an_event_enqueued_after_a_commit_gets_a_higher_sequence(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut last = 0;
     for _ in 0..20 {
@@ -136,14 +124,14 @@ pub async fn an_event_enqueued_after_a_commit_gets_a_higher_sequence<DB: Dialect
 }
 
 /// Nothing to enqueue is no error and writes nothing.
-pub async fn no_events_are_no_error<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn no_events_are_no_error(subject: &Subject) {
     let outbox = subject.outbox().await;
     assert!(outbox.enqueue(&[]).await.is_empty());
     assert!(outbox.owner().await.read_all().await.is_empty());
 }
 
 /// A delayed event keeps its time and is not read ahead.
-pub async fn a_delayed_event_keeps_its_time<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delayed_event_keeps_its_time(subject: &Subject) {
     let outbox = subject.outbox().await;
     let at = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap();
     let at = at.checked_add(1.hour()).unwrap();
@@ -160,22 +148,15 @@ pub async fn a_delayed_event_keeps_its_time<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// The driver knows its own transactions, so that the front door can refuse to enqueue outside.
-pub async fn the_driver_knows_whether_a_transaction_is_open<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_driver_knows_whether_a_transaction_is_open(subject: &Subject) {
     let outbox = subject.outbox().await;
-    let mut connection = outbox.pool.acquire().await.unwrap();
-    assert!(!DB::in_transaction(&mut connection));
-    let mut transaction = connection.begin().await.unwrap();
-    assert!(DB::in_transaction(&mut transaction));
-    let mut savepoint = transaction.begin().await.unwrap();
-    assert!(DB::in_transaction(&mut savepoint));
-    savepoint.commit().await.unwrap();
-    assert!(DB::in_transaction(&mut transaction));
-    transaction.commit().await.unwrap();
-    assert!(!DB::in_transaction(&mut connection));
+    let known = outbox.plain_sql().in_transaction().await.unwrap();
+    // Before it, in it, in a savepoint, after that, after the commit.
+    assert_eq!(known, [false, true, true, true, false]);
 }
 
 /// Writers side by side neither fail nor lose anything.
-pub async fn many_writers_at_once_lose_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn many_writers_at_once_lose_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     let writers = join_all((0..8).map(async |writer| {
         let mut taken = Vec::new();

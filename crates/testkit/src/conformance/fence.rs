@@ -7,7 +7,6 @@ use posthaste_core::{
     Status,
     store::{Fence, Fetched, Relay, Settlement},
 };
-use posthaste_stores::Dialect;
 
 use super::{
     Subject,
@@ -15,12 +14,7 @@ use super::{
     relays::{LONG, SHORT, dead, events, held, parked, relay, retry, sent, sequences, suspect},
 };
 
-async fn assert_refused<DB: Dialect>(
-    outbox: &Outbox<DB>,
-    fence: &Fence,
-    rows: &[Fetched],
-    batch: &[Settlement],
-) {
+async fn assert_refused(outbox: &Outbox, fence: &Fence, rows: &[Fetched], batch: &[Settlement]) {
     for keep_sent in [true, false] {
         let mut report = outbox.store.settle(fence, batch, keep_sent).await.unwrap();
         report.refused.sort_unstable();
@@ -41,7 +35,7 @@ async fn assert_refused<DB: Dialect>(
 }
 
 /// After a takeover the old owner's outcomes are refused, reported, and change nothing.
-pub async fn a_stale_epoch_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_stale_epoch_settles_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(3)).await;
     let mut stale = outbox.owner_for(SHORT).await;
@@ -63,9 +57,7 @@ pub async fn a_stale_epoch_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// The right epoch in the wrong hands is no right.
-pub async fn another_owner_with_the_right_epoch_settles_nothing<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn another_owner_with_the_right_epoch_settles_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(2)).await;
     let mut owner = outbox.owner().await;
@@ -76,7 +68,7 @@ pub async fn another_owner_with_the_right_epoch_settles_nothing<DB: Dialect>(
 
 /// A relay that lost a shard and got it back has no right by its first lease: somebody else may
 /// have worked in between.
-pub async fn an_old_epoch_of_the_same_owner_settles_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_old_epoch_of_the_same_owner_settles_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(2)).await;
     let mut owner = outbox.owner_for(SHORT).await;
@@ -93,7 +85,7 @@ pub async fn an_old_epoch_of_the_same_owner_settles_nothing<DB: Dialect>(subject
 }
 
 /// A released shard is nobody's.
-pub async fn a_released_shard_cannot_be_settled<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_released_shard_cannot_be_settled(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(2)).await;
     let mut owner = outbox.owner().await;
@@ -103,7 +95,7 @@ pub async fn a_released_shard_cannot_be_settled<DB: Dialect>(subject: &Subject<D
 }
 
 /// Of a batch over several shards, only what lies in a lost shard is refused.
-pub async fn a_lost_shard_does_not_hold_back_the_others<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_lost_shard_does_not_hold_back_the_others(subject: &Subject) {
     if subject.shards < 2 {
         return;
     }
@@ -125,7 +117,7 @@ pub async fn a_lost_shard_does_not_hold_back_the_others<DB: Dialect>(subject: &S
 }
 
 /// An outcome for a shard that the fence does not name is not written.
-pub async fn an_event_outside_the_fence_is_not_written<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_event_outside_the_fence_is_not_written(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(3)).await;
     let mut owner = outbox.owner().await;
@@ -139,7 +131,7 @@ pub async fn an_event_outside_the_fence_is_not_written<DB: Dialect>(subject: &Su
 
 /// A takeover that is under way when the settle comes is waited for, and then refuses it: looking
 /// at the lease without locking it would let the stale owner through.
-pub async fn a_takeover_under_way_refuses_the_settle<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_takeover_under_way_refuses_the_settle(subject: &Subject) {
     if !subject.concurrent_writers {
         return;
     }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use posthaste_core::{Event, store::Position};
-use posthaste_stores::Dialect;
 
 use super::{
     Subject,
@@ -14,7 +13,7 @@ use super::{
 const HOUR: Duration = Duration::from_hours(1);
 
 /// The hot path gets fresh rows with the event before them, if that is not settled.
-pub async fn a_hot_row_knows_the_unsettled_event_before_it<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_hot_row_knows_the_unsettled_event_before_it(subject: &Subject) {
     let outbox = subject.outbox().await;
     let first = outbox.enqueue_one(&event("key")).await.sequence;
     let second = outbox.enqueue_one(&event("key")).await.sequence;
@@ -45,7 +44,7 @@ pub async fn a_hot_row_knows_the_unsettled_event_before_it<DB: Dialect>(subject:
 }
 
 /// The hot path gets nothing of what waits, is settled, was rolled back or never was.
-pub async fn a_hot_read_leaves_out_what_is_not_fresh<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_hot_read_leaves_out_what_is_not_fresh(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut transaction = outbox.begin().await;
     let gone = outbox.enqueue_in(&mut transaction, &[event("gone")]).await[0].sequence;
@@ -71,7 +70,7 @@ pub async fn a_hot_read_leaves_out_what_is_not_fresh<DB: Dialect>(subject: &Subj
 
 /// Tenants and unordered events do not wait for each other; for a key of the application's the
 /// store may say that it cannot tell.
-pub async fn a_hot_row_looks_only_at_its_own_key<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_hot_row_looks_only_at_its_own_key(subject: &Subject) {
     let outbox = subject.outbox().await;
     let of = |tenant: Option<&str>| {
         let event = Event::builder("Happened").aggregate("Thing", "same").raw_json("{}");
@@ -110,7 +109,7 @@ pub async fn a_hot_row_looks_only_at_its_own_key<DB: Dialect>(subject: &Subject<
 
 /// An event that was enqueued after the commit of an earlier one of its key must not overtake it,
 /// although the reader's cursor has passed that one's sequence.
-pub async fn a_hot_row_knows_the_late_commit_of_its_key<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_hot_row_knows_the_late_commit_of_its_key(subject: &Subject) {
     if !subject.late_commits {
         return;
     }

@@ -10,11 +10,10 @@ use posthaste_core::{
         TenantCounts,
     },
 };
-use posthaste_stores::Dialect;
 use uuid::Uuid;
 
 use super::{
-    Subject,
+    Edit, PlainEvent, Subject,
     outbox::Outbox,
     relays::{LONG, dead, event, events, held, parked, relay, retry, sent, suspect},
     states::{in_every_state, in_state},
@@ -23,7 +22,7 @@ use super::{
 const HOUR: Duration = Duration::from_hours(1);
 
 /// Lists all that match, page by page, and checks that each page keeps to its contract.
-async fn list<DB: Dialect>(outbox: &Outbox<DB>, filter: &Filter, limit: usize) -> Vec<EventRecord> {
+async fn list(outbox: &Outbox, filter: &Filter, limit: usize) -> Vec<EventRecord> {
     let (mut found, mut before): (Vec<EventRecord>, _) = (Vec::new(), None);
     for _ in 0..1_000 {
         let page = outbox.store.events(filter, before, limit).await.unwrap();
@@ -46,7 +45,7 @@ fn ids(records: &[EventRecord]) -> Vec<Uuid> {
 }
 
 /// An event is found by its id; one that is not there is `None`.
-pub async fn an_event_is_found_by_its_id<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_event_is_found_by_its_id(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(3)).await;
     let record = outbox.record(enqueued[1].id).await;
@@ -57,7 +56,7 @@ pub async fn an_event_is_found_by_its_id<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A list comes newest first and in pages that neither repeat nor leave out anything.
-pub async fn a_list_comes_newest_first_and_in_pages<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_list_comes_newest_first_and_in_pages(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(25)).await;
     let newest_first: Vec<Uuid> = enqueued.iter().rev().map(|one| one.id).collect();
@@ -69,7 +68,7 @@ pub async fn a_list_comes_newest_first_and_in_pages<DB: Dialect>(subject: &Subje
 }
 
 /// Each part of a filter narrows the list, and given parts must all match.
-pub async fn filters_narrow_the_list<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn filters_narrow_the_list(subject: &Subject) {
     let outbox = subject.outbox().await;
     let build = |event_type: &str, aggregate: &str, id: &str, tenant: &str| {
         let event = Event::builder(event_type).aggregate(aggregate, id).tenant(tenant);
@@ -112,7 +111,7 @@ pub async fn filters_narrow_the_list<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A filter of times takes the first moment in and leaves the last one out.
-pub async fn times_of_a_filter_are_from_and_before<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn times_of_a_filter_are_from_and_before(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut created: Vec<(Uuid, Timestamp)> = Vec::new();
     for hours in [30, 20, 10, 0] {
@@ -131,16 +130,17 @@ pub async fn times_of_a_filter_are_from_and_before<DB: Dialect>(subject: &Subjec
 }
 
 /// A time range is found wherever it lies, also when many events are gone.
-pub async fn a_time_range_is_found_whatever_gaps_there_are<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_time_range_is_found_whatever_gaps_there_are(subject: &Subject) {
     let outbox = subject.outbox().await;
     let all = events(24);
     outbox.enqueue(&all).await;
     for (event, hours) in all.iter().zip((0..24).rev()) {
         outbox.age(event.id(), hours).await;
     }
-    outbox.sql("delete from {events} where sequence in (2, 3, 4, 11, 23, 24)").await;
-    let left: Vec<(Uuid, Timestamp)> = list(&outbox, &Filter::default(), 100)
-        .await
+    outbox.delete(&[2, 3, 4, 11, 23, 24]).await;
+    let records = list(&outbox, &Filter::default(), 100).await;
+    let rest = sequences(&records);
+    let left: Vec<(Uuid, Timestamp)> = records
         .into_iter()
         .map(|record| (record.event_id.unwrap(), record.content.unwrap().created_at))
         .collect();
@@ -159,7 +159,7 @@ pub async fn a_time_range_is_found_whatever_gaps_there_are<DB: Dialect>(subject:
             assert_eq!(ids(&list(&outbox, &filter, 100).await), expected, "{from} to {before}");
         }
     }
-    outbox.sql("delete from {events}").await;
+    outbox.delete(&rest).await;
     let filter = Filter { created_from: Some(times[0]), ..Filter::default() };
     assert!(list(&outbox, &filter, 10).await.is_empty(), "an empty outbox has no times");
 }
@@ -169,7 +169,7 @@ fn plus(at: Timestamp, seconds: i64) -> Timestamp {
 }
 
 /// A page says how many events it looked at, so that nobody takes a part for the whole.
-pub async fn a_page_says_how_many_events_it_looked_at<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_page_says_how_many_events_it_looked_at(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(25)).await;
     let nobody = Filter { tenant: Some("nobody".to_owned()), ..Filter::default() };
@@ -182,7 +182,7 @@ pub async fn a_page_says_how_many_events_it_looked_at<DB: Dialect>(subject: &Sub
 }
 
 /// Every state can be listed, and shows the events that are in it.
-pub async fn every_state_can_be_listed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn every_state_can_be_listed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let mut expected: BTreeMap<Status, Vec<Uuid>> = BTreeMap::new();
@@ -202,35 +202,30 @@ pub async fn every_state_can_be_listed<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A row that cannot be decoded is listed with the reason.
-pub async fn a_list_shows_rows_that_cannot_be_decoded<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_list_shows_rows_that_cannot_be_decoded(subject: &Subject) {
     let outbox = subject.outbox().await;
-    let id = Uuid::now_v7();
-    let insert = format!(
-        "insert into {{events}} (event_id, event_type, payload, headers) \
-         values ('{id}', 'ByHand', '{{}}', '[1]')"
-    );
-    outbox.sql(&insert).await;
+    let broken = PlainEvent {
+        id: Uuid::now_v7(),
+        payload: "{}".to_owned(),
+        headers: Some("[1]".to_owned()),
+        ..PlainEvent::default()
+    };
+    outbox.edit(Edit::Insert(&broken)).await;
     let found = list(&outbox, &Filter::default(), 10).await;
-    assert_eq!(ids(&found), [id]);
+    assert_eq!(ids(&found), [broken.id]);
     assert!(found[0].content.is_err());
 }
 
 /// Lists say how large a payload is, and only the event itself has it.
-pub async fn a_list_tells_how_large_a_payload_is_and_holds_none<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_list_tells_how_large_a_payload_is_and_holds_none(subject: &Subject) {
     let outbox = subject.outbox().await;
     let payload = "\"ü\"".repeat(5_000);
     let large = Event::builder("Happened").aggregate("Thing", 1).raw_json(payload.clone());
     let large = large.build().unwrap();
     outbox.enqueue_one(&large).await;
     let by_hand = Uuid::now_v7();
-    outbox
-        .sql(&format!(
-            "insert into {{events}} (event_id, event_type, payload) \
-             values ('{by_hand}', 'ByHand', 'four')"
-        ))
-        .await;
+    let four = PlainEvent { id: by_hand, payload: "four".to_owned(), ..PlainEvent::default() };
+    outbox.edit(Edit::Insert(&four)).await;
     let of_aggregate = Filter { aggregate_id: Some("1".to_owned()), ..Filter::default() };
     for filter in [Filter::default(), of_aggregate] {
         for record in list(&outbox, &filter, 10).await {
@@ -245,7 +240,7 @@ pub async fn a_list_tells_how_large_a_payload_is_and_holds_none<DB: Dialect>(
 }
 
 /// An event that failed or is held names its destination; one to which nothing happened has none.
-pub async fn an_event_that_failed_names_its_destination<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_event_that_failed_names_its_destination(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     outbox.enqueue(&[event(1), event(1), event(2), event(3)]).await;
@@ -258,7 +253,7 @@ pub async fn an_event_that_failed_names_its_destination<DB: Dialect>(subject: &S
 }
 
 /// Every event is counted once, in its state; what is finished well is not counted.
-pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn every_pending_event_is_counted_once(subject: &Subject) {
     let outbox = subject.outbox().await;
     assert_eq!(outbox.store.counts(u64::MAX).await.unwrap(), Counts::default());
     let owner = outbox.owner().await;
@@ -278,7 +273,7 @@ pub async fn every_pending_event_is_counted_once<DB: Dialect>(subject: &Subject<
 }
 
 /// What waits behind every owner's mark is still counted, and only once.
-pub async fn what_waits_behind_the_marks_is_counted_once<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_waits_behind_the_marks_is_counted_once(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     outbox.enqueue(&events(6)).await;
@@ -312,7 +307,7 @@ fn part(tenant: Option<&str>, events: u64) -> TenantBacklog {
 }
 
 /// Up to the cap counts are exact; beyond it they say so, and are no less than the cap.
-pub async fn counts_beyond_the_cap_are_estimates<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn counts_beyond_the_cap_are_estimates(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(6)).await;
     let counts = outbox.store.counts(6).await.unwrap();
@@ -330,7 +325,7 @@ pub async fn counts_beyond_the_cap_are_estimates<DB: Dialect>(subject: &Subject<
 }
 
 /// Whoever is held can ask by whom; whoever is not is held by nobody.
-pub async fn a_held_event_names_what_holds_it<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_held_event_names_what_holds_it(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     outbox.enqueue(&[event(1), event(1), event(1), event(2)]).await;
@@ -349,7 +344,7 @@ pub async fn a_held_event_names_what_holds_it<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// The backlog is told per tenant, largest first; what is finished or dead is none.
-pub async fn the_backlog_is_told_per_tenant<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_backlog_is_told_per_tenant(subject: &Subject) {
     let outbox = subject.outbox().await;
     let of = |tenant: &str| {
         let event = Event::builder("Happened").tenant(tenant).aggregate("Thing", Uuid::now_v7());
@@ -366,7 +361,7 @@ pub async fn the_backlog_is_told_per_tenant<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// The oldest event that could go and has not is what lags.
-pub async fn the_oldest_pending_event_tells_the_lag<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_oldest_pending_event_tells_the_lag(subject: &Subject) {
     let outbox = subject.outbox().await;
     assert_eq!(outbox.store.oldest_pending().await.unwrap(), None);
     let enqueued = outbox.enqueue(&events(5)).await;
@@ -396,7 +391,7 @@ pub async fn the_oldest_pending_event_tells_the_lag<DB: Dialect>(subject: &Subje
 }
 
 /// A delayed event lags from the time at which it fell due.
-pub async fn a_delayed_event_lags_from_its_own_time<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delayed_event_lags_from_its_own_time(subject: &Subject) {
     let outbox = subject.outbox().await;
     let delayed = |hours: i64| {
         let at = Timestamp::now().checked_add(SignedDuration::from_hours(hours)).unwrap();
@@ -414,7 +409,7 @@ pub async fn a_delayed_event_lags_from_its_own_time<DB: Dialect>(subject: &Subje
 }
 
 /// Shards show their owner, their epoch and their mark.
-pub async fn shards_show_owner_epoch_and_mark<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn shards_show_owner_epoch_and_mark(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     outbox.enqueue(&events(3)).await;
@@ -432,7 +427,7 @@ pub async fn shards_show_owner_epoch_and_mark<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// Relays show what they reported.
-pub async fn relays_show_what_they_reported<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn relays_show_what_they_reported(subject: &Subject) {
     let outbox = subject.outbox().await;
     let relay = relay("reporting", LONG);
     for _ in 0..2 {
@@ -448,7 +443,7 @@ pub async fn relays_show_what_they_reported<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// A relay's open breakers are seen by all until they close.
-pub async fn open_breakers_are_seen_by_all_until_they_close<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn open_breakers_are_seen_by_all_until_they_close(subject: &Subject) {
     let outbox = subject.outbox().await;
     let relay = relay("watching", LONG);
     outbox.store.heartbeat(&relay, 0).await.unwrap();
@@ -467,7 +462,7 @@ pub async fn open_breakers_are_seen_by_all_until_they_close<DB: Dialect>(subject
 }
 
 /// A relay's stalls are seen by all until they end, beside its open breakers.
-pub async fn stalls_are_seen_by_all_until_they_end<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn stalls_are_seen_by_all_until_they_end(subject: &Subject) {
     let outbox = subject.outbox().await;
     let relay = relay("watching", LONG);
     outbox.store.heartbeat(&relay, 0).await.unwrap();
@@ -491,7 +486,7 @@ fn sequences(records: &[EventRecord]) -> Vec<i64> {
 }
 
 /// Walks over all that is overdue, so many rows at a time.
-async fn overdue<DB: Dialect>(outbox: &Outbox<DB>, examine: usize, age: Duration) -> Vec<i64> {
+async fn overdue(outbox: &Outbox, examine: usize, age: Duration) -> Vec<i64> {
     let (mut found, mut after) = (Vec::new(), 0);
     for _ in 0..1_000 {
         let Overdue { events, next } = outbox.store.overdue(after, examine, age).await.unwrap();
@@ -506,7 +501,7 @@ async fn overdue<DB: Dialect>(outbox: &Outbox<DB>, examine: usize, age: Duration
 
 /// Every event that has been due for long enough is found, in pages of any size; what is settled, young,
 /// waits for its time or is under a row lease is not.
-pub async fn overdue_events_are_found_in_pages_and_no_others<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn overdue_events_are_found_in_pages_and_no_others(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(260)).await;
     for one in &enqueued[..250] {
@@ -523,11 +518,9 @@ pub async fn overdue_events_are_found_in_pages_and_no_others<DB: Dialect>(subjec
             retry(&rows[3], 1, Duration::ZERO),
         ])
         .await;
-    let lock = format!(
-        "update {{events}} set locked_by = 'r#1', locked_until = {} where sequence = {second}",
-        (outbox.earlier)("(select max(locked_until) from {shards})", 0)
-    );
-    outbox.sql(&lock).await;
+    let claimer = outbox.claimer("claimer");
+    let claimed = outbox.store.claim_hot(&claimer.relay, &claimer.lease, &[second]).await;
+    assert_eq!(claimed.unwrap().len(), 1);
     let expected: Vec<i64> = enqueued[5..250].iter().map(|one| one.sequence).collect();
     for examine in [7, 100, 5_000] {
         assert_eq!(overdue(&outbox, examine, HOUR).await, expected, "{examine} at a time");
@@ -543,7 +536,7 @@ pub async fn overdue_events_are_found_in_pages_and_no_others<DB: Dialect>(subjec
 }
 
 /// A held event waits for what holds it, and is overdue when that is gone.
-pub async fn a_held_event_is_overdue_when_nothing_holds_it<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_held_event_is_overdue_when_nothing_holds_it(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&[event(1), event(1)]).await;
     for one in &enqueued {
@@ -553,8 +546,7 @@ pub async fn a_held_event_is_overdue_when_nothing_holds_it<DB: Dialect>(subject:
     let rows = owner.poll().await;
     owner.settle(&[retry(&rows[0], 1, HOUR), held(&rows[1])]).await;
     assert!(overdue(&outbox, 100, HOUR).await.is_empty());
-    let gone = format!("delete from {{events}} where sequence = {}", rows[0].sequence);
-    outbox.sql(&gone).await;
+    outbox.delete(&[rows[0].sequence]).await;
     assert_eq!(overdue(&outbox, 100, HOUR).await, [rows[1].sequence]);
     let still = outbox.store.still_overdue(&[rows[1].sequence], HOUR).await.unwrap();
     assert_eq!(sequences(&still), [rows[1].sequence]);

@@ -8,7 +8,6 @@ use std::{
 
 use futures_util::future::{join, join_all};
 use posthaste_core::{Event, key, store::Limit};
-use posthaste_stores::Dialect;
 
 use super::{
     Subject,
@@ -16,9 +15,7 @@ use super::{
 };
 
 /// Transactions that commit in the reverse order of their sequences are both found.
-pub async fn transactions_that_commit_in_reverse_order_are_both_found<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn transactions_that_commit_in_reverse_order_are_both_found(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -37,9 +34,7 @@ pub async fn transactions_that_commit_in_reverse_order_are_both_found<DB: Dialec
 
 /// A transaction that had not even begun when the reader last looked for late commits is found,
 /// too.
-pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_transaction_that_began_after_the_last_look_is_found(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -62,7 +57,7 @@ pub async fn a_transaction_that_began_after_the_last_look_is_found<DB: Dialect>(
 /// An event that was enqueued after a late commit does not come without it: one step of the cursor
 /// brings both. When too much came late, that comes first, page by page, and then the cursor moves on,
 /// whatever became of the pages: here nothing of them is settled.
-pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_step_ahead_brings_what_came_late(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -101,7 +96,7 @@ pub async fn a_step_ahead_brings_what_came_late<DB: Dialect>(subject: &Subject<D
 
 /// A transaction with more events than any page holds commits late: all of them are found, in order, and
 /// then what was written after it, also when nothing of it can be settled meanwhile.
-pub async fn a_late_commit_larger_than_a_page_is_found_whole<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_late_commit_larger_than_a_page_is_found_whole(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -144,9 +139,7 @@ pub async fn a_late_commit_larger_than_a_page_is_found_whole<DB: Dialect>(subjec
 
 /// While late commits come page by page, events beyond the cursor are told of, and a hot read of them knows what
 /// of their key has yet to come: also what is committed during the walk.
-pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn events_beyond_late_commits_know_those_of_their_key(subject: &Subject) {
     const KEYS: usize = 20;
     const SMALL: Limit = Limit { rows: 100, bytes: 1 };
 
@@ -217,7 +210,7 @@ pub async fn events_beyond_late_commits_know_those_of_their_key<DB: Dialect>(
 }
 
 /// What a walk over late commits has passed can be filled by another late commit: the next walk finds it.
-pub async fn a_commit_during_a_walk_over_late_ones_is_found<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_commit_during_a_walk_over_late_ones_is_found(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -240,7 +233,7 @@ pub async fn a_commit_during_a_walk_over_late_ones_is_found<DB: Dialect>(subject
 }
 
 /// A walk is past the first events of what commits during it: its last ones must not come before these.
-pub async fn what_commits_during_a_walk_keeps_its_own_order<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_commits_during_a_walk_keeps_its_own_order(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -270,9 +263,7 @@ pub async fn what_commits_during_a_walk_keeps_its_own_order<DB: Dialect>(subject
 
 /// A transaction that has begun after another one can take its number before it: when the other one has
 /// ended, and nothing that began later has, it is still known to be open.
-pub async fn a_commit_that_began_last_and_took_its_number_first_is_found<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_commit_that_began_last_and_took_its_number_first_is_found(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -289,7 +280,7 @@ pub async fn a_commit_that_began_last_and_took_its_number_first_is_found<DB: Dia
 }
 
 /// Positions that several owners left have a common one, from which nothing is missed.
-pub async fn a_common_position_misses_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_common_position_misses_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut early = outbox.owner_for(SHORT).await;
     let start = early.position.clone();
@@ -311,7 +302,7 @@ pub async fn a_common_position_misses_nothing<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// The same when what was found is settled at once, as a relay does, marked or deleted.
-pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_late_commit_behind_settled_events_is_found(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -335,7 +326,7 @@ pub async fn a_late_commit_behind_settled_events_is_found<DB: Dialect>(subject: 
 }
 
 /// A relay that owns one shard finds the late commits of that one, whatever goes on in the others.
-pub async fn a_reader_of_one_shard_finds_its_late_commits<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_reader_of_one_shard_finds_its_late_commits(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -366,7 +357,7 @@ pub async fn a_reader_of_one_shard_finds_its_late_commits<DB: Dialect>(subject: 
 
 /// While a transaction stays open, everybody else's events are read as soon as they are committed,
 /// however many polls pass.
-pub async fn an_open_transaction_stalls_nobody<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_open_transaction_stalls_nobody(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -388,7 +379,7 @@ pub async fn an_open_transaction_stalls_nobody<DB: Dialect>(subject: &Subject<DB
 }
 
 /// A transaction that rolls back leaves nothing behind that would be read or waited for.
-pub async fn a_late_rollback_is_forgotten<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_late_rollback_is_forgotten(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -408,7 +399,7 @@ pub async fn a_late_rollback_is_forgotten<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// The mark that a relay hands over is enough to find what it had not seen.
-pub async fn a_new_owner_finds_a_late_commit_from_the_mark<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_new_owner_finds_a_late_commit_from_the_mark(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -437,7 +428,7 @@ pub async fn a_new_owner_finds_a_late_commit_from_the_mark<DB: Dialect>(subject:
 }
 
 /// The mark of the last renewal is enough when the relay died.
-pub async fn a_late_commit_survives_the_death_of_the_owner<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_late_commit_survives_the_death_of_the_owner(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -456,7 +447,7 @@ pub async fn a_late_commit_survives_the_death_of_the_owner<DB: Dialect>(subject:
 }
 
 /// An outbox that nobody has read yet may have commits in any order.
-pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_first_owner_finds_what_was_open_when_it_came(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -471,7 +462,7 @@ pub async fn the_first_owner_finds_what_was_open_when_it_came<DB: Dialect>(subje
 }
 
 /// Writers that commit and roll back in any order while a relay polls and settles lose nothing.
-pub async fn a_reader_among_many_writers_finds_everything<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_reader_among_many_writers_finds_everything(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     // Small pages end between the events of a transaction, and between those of two.

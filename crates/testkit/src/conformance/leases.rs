@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 
 use futures_util::future::{join, join_all};
 use posthaste_core::store::{Fence, Held, Relay, RelayOrdering};
-use posthaste_stores::Dialect;
 
 use super::{
-    Subject,
+    Edit, Subject,
     relays::{LONG, SHORT, event, events, eventually, relay, sent, without_waiting},
 };
 
 /// A free shard can be taken; every owner gets a higher epoch.
-pub async fn every_owner_of_a_shard_gets_a_higher_epoch<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn every_owner_of_a_shard_gets_a_higher_epoch(subject: &Subject) {
     let outbox = subject.outbox().await;
     let first = outbox.owner().await;
     outbox.store.release(&first.relay, &first.held, &first.position).await.unwrap();
@@ -24,7 +23,7 @@ pub async fn every_owner_of_a_shard_gets_a_higher_epoch<DB: Dialect>(subject: &S
 }
 
 /// Only what was asked for is taken.
-pub async fn only_the_wanted_shards_are_taken<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn only_the_wanted_shards_are_taken(subject: &Subject) {
     let outbox = subject.outbox().await;
     let relay = relay("modest", LONG);
     let wanted = [outbox.shards - 1];
@@ -39,7 +38,7 @@ pub async fn only_the_wanted_shards_are_taken<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// A shard that another relay holds is not given away.
-pub async fn a_held_shard_is_left_out<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_held_shard_is_left_out(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let other = relay("other", LONG);
@@ -50,7 +49,7 @@ pub async fn a_held_shard_is_left_out<DB: Dialect>(subject: &Subject<DB>) {
 
 /// A relay whose answer was lost finds its own name on the shards and takes them again: with a higher
 /// epoch, and without a suspicion, since it has not died.
-pub async fn a_shard_under_its_own_name_is_taken_anew<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_shard_under_its_own_name_is_taken_anew(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let event = outbox.enqueue_one(&event("first")).await;
@@ -67,7 +66,7 @@ pub async fn a_shard_under_its_own_name_is_taken_anew<DB: Dialect>(subject: &Sub
 }
 
 /// Relays that ask at once get different shards, and none is left over.
-pub async fn two_relays_never_share_a_shard<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn two_relays_never_share_a_shard(subject: &Subject) {
     let outbox = subject.outbox().await;
     let relays: Vec<Relay> = (0..4).map(|n| relay(&format!("relay{n}"), LONG)).collect();
     let shards = outbox.all_shards();
@@ -85,9 +84,7 @@ pub async fn two_relays_never_share_a_shard<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// Taking shards never waits for one that somebody else is taking.
-pub async fn acquire_does_not_wait_for_a_shard_that_is_being_taken<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn acquire_does_not_wait_for_a_shard_that_is_being_taken(subject: &Subject) {
     if !subject.concurrent_writers || subject.shards < 2 {
         return;
     }
@@ -104,7 +101,7 @@ pub async fn acquire_does_not_wait_for_a_shard_that_is_being_taken<DB: Dialect>(
 
 /// An expired lease goes to another relay, which learns what may have been in the first one's
 /// hands.
-pub async fn an_expired_lease_is_taken_by_another_relay<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_expired_lease_is_taken_by_another_relay(subject: &Subject) {
     let outbox = subject.outbox().await;
     let taken = outbox.enqueue(&events(5)).await;
     let reserved = taken[2].sequence;
@@ -123,9 +120,7 @@ pub async fn an_expired_lease_is_taken_by_another_relay<DB: Dialect>(subject: &S
 
 /// A heartbeat that was given up and reaches the database after the next one takes nothing back of what that one has
 /// reported.
-pub async fn a_late_heartbeat_does_not_lower_what_may_be_in_hand<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_late_heartbeat_does_not_lower_what_may_be_in_hand(subject: &Subject) {
     let outbox = subject.outbox().await;
     let taken = outbox.enqueue(&events(5)).await;
     let first = outbox.owner_for(SHORT).await;
@@ -141,30 +136,24 @@ pub async fn a_late_heartbeat_does_not_lower_what_may_be_in_hand<DB: Dialect>(
 }
 
 /// The clock was set back, and the owner has not been heard of since: its lease does not last for as long.
-pub async fn a_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_lease_of_the_future_is_nobodys(subject: &Subject) {
     let outbox = subject.outbox().await;
     let taken = outbox.enqueue(&events(5)).await;
     let mut first = outbox.owner().await;
     let rows = first.poll().await;
     outbox.store.heartbeat(&first.relay, taken[2].sequence).await.unwrap();
-    let later = |column: &str| match DB::NAME {
-        "SQLite" => format!("{column} = {column} + 360000000000"),
-        "MySQL" => format!("{column} = {column} + interval 100 hour"),
-        _ => format!("{column} = {column} + interval '100' hour"),
-    };
     let owned = outbox.shards;
     let second = relay("second", LONG);
     let census = outbox.store.heartbeat(&second, 0).await.unwrap();
     assert_eq!(census.owners.iter().flatten().count(), usize::from(owned));
-    outbox.sql(&format!("update {{shards}} set {}", later("locked_until"))).await;
+    outbox.edit(Edit::PostponeShardLeases { hours: 100 }).await;
     // Its owner reports: it is alive.
     let census = outbox.store.heartbeat(&second, 0).await.unwrap();
     assert_eq!(census.owners.iter().flatten().count(), usize::from(owned));
     assert!(outbox.store.acquire(&second, &outbox.all_shards()).await.unwrap().is_empty());
 
     let name = first.relay.owner();
-    let set = format!("update {{relays}} set {} where owner = '{name}'", later("heartbeat_at"));
-    outbox.sql(&set).await;
+    outbox.edit(Edit::PostponeHeartbeat { owner: &name, hours: 100 }).await;
     let census = outbox.store.heartbeat(&second, 0).await.unwrap();
     assert_eq!(census.owners.iter().flatten().count(), 0);
     assert!(census.live.iter().all(|live| live.owner != name));
@@ -180,9 +169,7 @@ pub async fn a_lease_of_the_future_is_nobodys<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// When the dead owner's report is gone, all that was written is suspect.
-pub async fn without_a_report_of_its_owner_all_of_a_shard_is_suspect<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn without_a_report_of_its_owner_all_of_a_shard_is_suspect(subject: &Subject) {
     let outbox = subject.outbox().await;
     let last = outbox.enqueue(&events(5)).await[4].sequence;
     let first = outbox.owner_for(SHORT).await;
@@ -195,7 +182,7 @@ pub async fn without_a_report_of_its_owner_all_of_a_shard_is_suspect<DB: Dialect
 }
 
 /// A released shard is handed over with its mark, and nothing in it is suspect.
-pub async fn a_released_shard_is_handed_over_with_its_mark<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_released_shard_is_handed_over_with_its_mark(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut first = outbox.owner().await;
     outbox.store.heartbeat(&first.relay, 1_000).await.unwrap();
@@ -215,7 +202,7 @@ pub async fn a_released_shard_is_handed_over_with_its_mark<DB: Dialect>(subject:
 }
 
 /// A renewed lease outlives its first end, and the mark of the renewal is what a successor gets.
-pub async fn a_renewal_keeps_the_lease_and_stores_the_mark<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_renewal_keeps_the_lease_and_stores_the_mark(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner_for(SHORT).await;
     outbox.enqueue(&events(3)).await;
@@ -237,7 +224,7 @@ pub async fn a_renewal_keeps_the_lease_and_stores_the_mark<DB: Dialect>(subject:
 }
 
 /// A lease that ran out and that nobody took can be renewed.
-pub async fn an_expired_lease_that_nobody_took_can_be_renewed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_expired_lease_that_nobody_took_can_be_renewed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner_for(SHORT).await;
     outbox.all_leases_expired().await;
@@ -249,7 +236,7 @@ pub async fn an_expired_lease_that_nobody_took_can_be_renewed<DB: Dialect>(subje
 }
 
 /// A renewal leaves out what was lost, and its mark does not overwrite the new owner's.
-pub async fn a_lost_shard_is_not_renewed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_lost_shard_is_not_renewed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut late = outbox.owner_for(SHORT).await;
     outbox.enqueue(&events(3)).await;
@@ -268,7 +255,7 @@ pub async fn a_lost_shard_is_not_renewed<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// Giving back what was lost takes nothing from the new owner.
-pub async fn a_lost_shard_is_not_released<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_lost_shard_is_not_released(subject: &Subject) {
     let outbox = subject.outbox().await;
     let late = outbox.owner_for(SHORT).await;
     outbox.all_leases_expired().await;
@@ -280,7 +267,7 @@ pub async fn a_lost_shard_is_not_released<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// An epoch of the past is worth nothing, even in the hands of the present owner.
-pub async fn an_old_epoch_of_the_same_owner_is_not_renewed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_old_epoch_of_the_same_owner_is_not_renewed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let first = outbox.owner_for(SHORT).await;
     outbox.all_leases_expired().await;
@@ -295,7 +282,7 @@ pub async fn an_old_epoch_of_the_same_owner_is_not_renewed<DB: Dialect>(subject:
 }
 
 /// A heartbeat learns who is alive and who owns what.
-pub async fn a_heartbeat_learns_who_lives_and_who_owns_what<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_heartbeat_learns_who_lives_and_who_owns_what(subject: &Subject) {
     let outbox = subject.outbox().await;
     let one = relay("one", LONG);
     let two = Relay { ordering: RelayOrdering::Global, ..relay("two", LONG) };
@@ -314,7 +301,7 @@ pub async fn a_heartbeat_learns_who_lives_and_who_owns_what<DB: Dialect>(subject
 }
 
 /// A relay that stopped reporting is not alive.
-pub async fn a_relay_that_stopped_reporting_is_not_alive<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_relay_that_stopped_reporting_is_not_alive(subject: &Subject) {
     let outbox = subject.outbox().await;
     let (silent, observer) = (relay("silent", SHORT), relay("observer", LONG));
     outbox.store.heartbeat(&silent, 0).await.unwrap();
@@ -330,7 +317,7 @@ pub async fn a_relay_that_stopped_reporting_is_not_alive<DB: Dialect>(subject: &
 }
 
 /// A relay that retired is forgotten at once.
-pub async fn a_retired_relay_is_forgotten<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_retired_relay_is_forgotten(subject: &Subject) {
     let outbox = subject.outbox().await;
     let (gone, observer) = (relay("gone", LONG), relay("observer", LONG));
     outbox.store.heartbeat(&gone, 0).await.unwrap();
@@ -342,7 +329,7 @@ pub async fn a_retired_relay_is_forgotten<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A relay that works, renews and reports at the same time never stands in its own way.
-pub async fn renewing_and_settling_at_once_do_not_deadlock<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn renewing_and_settling_at_once_do_not_deadlock(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     for round in 0..30 {

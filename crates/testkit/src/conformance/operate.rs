@@ -7,7 +7,6 @@ use posthaste_core::{
     status::Step,
     store::{Filter, Limit, Selection, Wait},
 };
-use posthaste_stores::Dialect;
 use uuid::Uuid;
 
 use super::{
@@ -27,7 +26,7 @@ fn in_status(status: Status) -> Filter {
 }
 
 /// A replay starts anew, carries its number, and is found behind every cursor.
-pub async fn a_replay_starts_anew_and_is_found<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_replay_starts_anew_and_is_found(subject: &Subject) {
     for from in [Status::Dead, Status::Sent] {
         let outbox = subject.outbox().await;
         let mut owner = outbox.owner().await;
@@ -55,7 +54,7 @@ pub async fn a_replay_starts_anew_and_is_found<DB: Dialect>(subject: &Subject<DB
 }
 
 /// A replay can be claimed under row leases, too.
-pub async fn a_replay_can_be_claimed<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_replay_can_be_claimed(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(3)).await;
     let mut claimer = outbox.claimer("one");
@@ -68,7 +67,7 @@ pub async fn a_replay_can_be_claimed<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// The failures of the first life stay on record beside those of the second.
-pub async fn attempts_of_an_earlier_life_are_kept<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn attempts_of_an_earlier_life_are_kept(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let row = enqueue_in_state(&outbox, &owner, &event(1), Status::Dead).await;
@@ -81,7 +80,7 @@ pub async fn attempts_of_an_earlier_life_are_kept<DB: Dialect>(subject: &Subject
 
 /// Named by their places, events change as far as they are in the state that was asked for; a state that
 /// forbids the step is refused as a whole.
-pub async fn these_are_changed_as_far_as_their_state_allows<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn these_are_changed_as_far_as_their_state_allows(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     outbox.enqueue(&events(4)).await;
@@ -100,7 +99,7 @@ pub async fn these_are_changed_as_far_as_their_state_allows<DB: Dialect>(subject
 }
 
 /// Many events are replayed in batches, until none is left.
-pub async fn many_are_replayed_in_batches<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn many_are_replayed_in_batches(subject: &Subject) {
     for from in [Status::Dead, Status::Sent] {
         let outbox = subject.outbox().await;
         let mut owner = outbox.owner().await;
@@ -123,7 +122,7 @@ pub async fn many_are_replayed_in_batches<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A filter replays what matches and nothing else, and must say which of the two states it means.
-pub async fn a_filtered_replay_takes_only_what_matches<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_filtered_replay_takes_only_what_matches(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let build = |tenant: &str| {
@@ -149,7 +148,7 @@ pub async fn a_filtered_replay_takes_only_what_matches<DB: Dialect>(subject: &Su
 
 /// For every state and both steps of an operator, the store does what `Status::after` says; a
 /// forbidden step is an error and changes nothing.
-pub async fn a_forbidden_step_is_an_error_and_changes_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_forbidden_step_is_an_error_and_changes_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     for step in [Step::Replay, Step::Discard] {
@@ -175,7 +174,7 @@ pub async fn a_forbidden_step_is_an_error_and_changes_nothing<DB: Dialect>(subje
 }
 
 /// An event that is not there is named.
-pub async fn an_unknown_event_is_named<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_unknown_event_is_named(subject: &Subject) {
     let outbox = subject.outbox().await;
     let id = Uuid::now_v7();
     let selection = Selection::One(id);
@@ -187,7 +186,7 @@ pub async fn an_unknown_event_is_named<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A discarded event is never delivered.
-pub async fn a_discarded_event_is_never_read<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_discarded_event_is_never_read(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     for status in [Status::New, Status::Retry, Status::Dead] {
@@ -203,7 +202,7 @@ pub async fn a_discarded_event_is_never_read<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// A filter discards what may be discarded and skips the rest, in batches.
-pub async fn a_filtered_discard_skips_what_it_may_not_touch<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_filtered_discard_skips_what_it_may_not_touch(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let states = in_every_state(&outbox, &owner).await;
@@ -225,7 +224,7 @@ pub async fn a_filtered_discard_skips_what_it_may_not_touch<DB: Dialect>(subject
 }
 
 /// Discarding what blocks a lane sets its first held event free, and no other.
-pub async fn discarding_the_head_of_a_lane_frees_the_next<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn discarding_the_head_of_a_lane_frees_the_next(subject: &Subject) {
     for by_filter in [false, true] {
         for block in ["retry", "suspect", "parked"] {
             let outbox = subject.outbox().await;
@@ -273,7 +272,7 @@ pub async fn discarding_the_head_of_a_lane_frees_the_next<DB: Dialect>(subject: 
 
 /// An event that was set free and is discarded before a relay came by passes its freedom on: or
 /// the rest of the lane would be held for ever.
-pub async fn discarding_a_freed_event_frees_the_next<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn discarding_a_freed_event_frees_the_next(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let enqueued = outbox.enqueue(&[event("key"), event("key"), event("key")]).await;
@@ -286,7 +285,7 @@ pub async fn discarding_a_freed_event_frees_the_next<DB: Dialect>(subject: &Subj
 }
 
 /// Discarding a follower frees nobody.
-pub async fn discarding_a_held_event_frees_nobody<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn discarding_a_held_event_frees_nobody(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let enqueued = outbox.enqueue(&[event("key"), event("key"), event("key")]).await;
@@ -301,7 +300,7 @@ pub async fn discarding_a_held_event_frees_nobody<DB: Dialect>(subject: &Subject
 
 /// The dead event that parks a lane takes its place at the lane's head again; its followers stay
 /// held.
-pub async fn a_replayed_parked_event_heads_its_lane_again<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_replayed_parked_event_heads_its_lane_again(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let enqueued = outbox.enqueue(&[event("key"), event("key")]).await;

@@ -6,7 +6,6 @@ use posthaste_core::{
     Status,
     store::{Purged, Selection},
 };
-use posthaste_stores::Dialect;
 
 use super::{
     Subject,
@@ -18,7 +17,7 @@ use super::{
 const DAY: Duration = Duration::from_hours(24);
 
 /// Purges until the cycle is complete and gives how many went in each step.
-async fn cycle<DB: Dialect>(outbox: &Outbox<DB>, dead: Option<Duration>, batch: usize) -> Vec<u64> {
+async fn cycle(outbox: &Outbox, dead: Option<Duration>, batch: usize) -> Vec<u64> {
     let (mut steps, mut cursor) = (Vec::new(), None);
     for _ in 0..1_000 {
         let purged = outbox.store.purge(DAY, dead, batch, cursor).await.unwrap();
@@ -35,7 +34,7 @@ async fn cycle<DB: Dialect>(outbox: &Outbox<DB>, dead: Option<Duration>, batch: 
 }
 
 /// Of old events, only the sent and the discarded go; with a retention of their own the dead, too.
-pub async fn purge_takes_only_what_is_done_with<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn purge_takes_only_what_is_done_with(subject: &Subject) {
     for retention_of_dead in [None, Some(DAY)] {
         let outbox = subject.outbox().await;
         let owner = outbox.owner().await;
@@ -63,7 +62,7 @@ pub async fn purge_takes_only_what_is_done_with<DB: Dialect>(subject: &Subject<D
 }
 
 /// An old event that was sent a moment ago is recent.
-pub async fn the_retention_counts_from_the_delivery<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_retention_counts_from_the_delivery(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -76,7 +75,7 @@ pub async fn the_retention_counts_from_the_delivery<DB: Dialect>(subject: &Subje
 }
 
 /// Whatever an unfinished event waits for, it is never purged, however old.
-pub async fn what_waits_is_never_purged<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_waits_is_never_purged(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(5)).await;
     let mut owner = outbox.owner().await;
@@ -94,7 +93,7 @@ pub async fn what_waits_is_never_purged<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A cycle goes through the outbox in batches and ends.
-pub async fn purge_works_in_batches<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn purge_works_in_batches(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(25)).await;
     let mut owner = outbox.owner().await;
@@ -110,7 +109,7 @@ pub async fn purge_works_in_batches<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A later cycle finds what an earlier one had to leave, at the front and in the middle.
-pub async fn a_later_cycle_takes_what_an_earlier_one_left<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_later_cycle_takes_what_an_earlier_one_left(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(20)).await;
     let mut owner = outbox.owner().await;
@@ -139,7 +138,7 @@ pub async fn a_later_cycle_takes_what_an_earlier_one_left<DB: Dialect>(subject: 
 }
 
 /// Nothing of a purged event stays: its attempts go, and its id is free.
-pub async fn nothing_of_a_purged_event_stays<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn nothing_of_a_purged_event_stays(subject: &Subject) {
     let outbox = subject.outbox().await;
     let (delivered, given_up) = (event(1), event(2));
     let enqueued = outbox.enqueue(&[delivered.clone(), given_up.clone()]).await;
@@ -161,7 +160,7 @@ pub async fn nothing_of_a_purged_event_stays<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// Purging the dead event that parks a lane sets its first held event free.
-pub async fn purging_a_parked_event_frees_its_lane<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn purging_a_parked_event_frees_its_lane(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let enqueued = outbox.enqueue(&[event("key"), event("key"), event("key")]).await;
@@ -173,7 +172,7 @@ pub async fn purging_a_parked_event_frees_its_lane<DB: Dialect>(subject: &Subjec
 }
 
 /// A purge passes over rows that somebody has locked, and takes them the next time.
-pub async fn purge_waits_for_nobody<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn purge_waits_for_nobody(subject: &Subject) {
     if !subject.concurrent_writers {
         return;
     }
@@ -186,8 +185,7 @@ pub async fn purge_waits_for_nobody<DB: Dialect>(subject: &Subject<DB>) {
         outbox.age(enqueued.id, 48).await;
     }
     let mut busy = outbox.begin().await;
-    let lock = format!("update {{events}} set topic = 'x' where sequence = {}", rows[2].sequence);
-    outbox.sql_on(&mut busy, &lock).await;
+    busy.lock(&[rows[2].sequence]).await.unwrap();
     let steps = without_waiting("purge", cycle(&outbox, None, 10)).await;
     assert_eq!(steps.iter().sum::<u64>(), 4);
     busy.rollback().await.unwrap();
@@ -195,7 +193,7 @@ pub async fn purge_waits_for_nobody<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A discarded event goes when its time has come, counted from the discard.
-pub async fn a_discarded_event_is_purged_in_its_time<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_discarded_event_is_purged_in_its_time(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;

@@ -13,10 +13,9 @@ use posthaste_core::{
         Blocked, Filter, LaneKey, LeaveOut, Limit, Position, Selection, Settlement, Verdict, Wait,
     },
 };
-use posthaste_stores::Dialect;
 
 use super::{
-    Subject,
+    Edit, Subject,
     relays::{
         BROKER, dead, event, events, held, parked, relay, retry, sent, sequences, settlement,
         suspect,
@@ -32,7 +31,7 @@ fn delayed(aggregate_id: impl Display, by: SignedDuration) -> Event {
 }
 
 /// Pages come in the order of their sequence, hold no more than was asked for, and end.
-pub async fn reading_ahead_comes_in_order_and_in_pages<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn reading_ahead_comes_in_order_and_in_pages(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(10)).await;
     let expected: Vec<i64> = enqueued.iter().map(|one| one.sequence).collect();
@@ -57,9 +56,7 @@ pub async fn reading_ahead_comes_in_order_and_in_pages<DB: Dialect>(subject: &Su
 }
 
 /// A reader whose memory a few keys fill is told of the others: a few at a time, round and round.
-pub async fn events_beyond_a_cursor_that_stands_are_told_in_turns<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn events_beyond_a_cursor_that_stands_are_told_in_turns(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(2)).await;
     let mut owner = outbox.owner().await;
@@ -84,7 +81,7 @@ pub async fn events_beyond_a_cursor_that_stands_are_told_in_turns<DB: Dialect>(
 }
 
 /// Every event is in one shard, and a reader gets those of its shards alone.
-pub async fn reading_ahead_gives_only_the_shards_asked_for<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn reading_ahead_gives_only_the_shards_asked_for(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(60)).await;
     let start = outbox.owner().await.position;
@@ -101,7 +98,7 @@ pub async fn reading_ahead_gives_only_the_shards_asked_for<DB: Dialect>(subject:
 }
 
 /// What is settled or waits is not read ahead; what a rollback took is nowhere.
-pub async fn reading_ahead_leaves_out_what_is_settled_or_waits<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn reading_ahead_leaves_out_what_is_settled_or_waits(subject: &Subject) {
     use posthaste_core::store::Selection;
     let outbox = subject.outbox().await;
     let fresh = outbox.enqueue(&events(8)).await;
@@ -124,7 +121,7 @@ pub async fn reading_ahead_leaves_out_what_is_settled_or_waits<DB: Dialect>(subj
 }
 
 /// The positions of a reader never go back, and say no more than what it has seen.
-pub async fn a_position_stays_before_what_was_not_read<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_position_stays_before_what_was_not_read(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let mut position = owner.position.clone();
@@ -144,7 +141,7 @@ pub async fn a_position_stays_before_what_was_not_read<DB: Dialect>(subject: &Su
 }
 
 /// A delayed event is due when its time has come, and before that the reader learns how long.
-pub async fn a_delayed_event_falls_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delayed_event_falls_due(subject: &Subject) {
     let outbox = subject.outbox().await;
     let owner = outbox.owner().await;
     let due = outbox.store.read_due(&owner.shards(), None, Limit::rows(10)).await.unwrap();
@@ -169,7 +166,7 @@ pub async fn a_delayed_event_falls_due<DB: Dialect>(subject: &Subject<DB>) {
 
 /// What has been due for longest comes first, at most as many as asked for, of the shards asked
 /// for.
-pub async fn the_longest_due_comes_first<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_longest_due_comes_first(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut expected = Vec::new();
     for hours in [3, 5, 4] {
@@ -193,7 +190,7 @@ pub async fn the_longest_due_comes_first<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// What could not be handed over now is left out of a read of due events, and a page is filled with what comes after.
-pub async fn due_events_that_cannot_go_now_are_left_out<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn due_events_that_cannot_go_now_are_left_out(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(5)).await;
     let mut owner = outbox.owner().await;
@@ -230,7 +227,7 @@ pub async fn due_events_that_cannot_go_now_are_left_out<DB: Dialect>(subject: &S
 }
 
 /// What waits for its lane or for an operator never falls due by itself.
-pub async fn held_and_parked_events_are_never_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn held_and_parked_events_are_never_due(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(2)).await;
     let mut owner = outbox.owner().await;
@@ -242,7 +239,7 @@ pub async fn held_and_parked_events_are_never_due<DB: Dialect>(subject: &Subject
 }
 
 /// The held events of a lane come in order and belong to that lane alone.
-pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_held_events_of_a_lane_come_in_order(subject: &Subject) {
     use posthaste_core::store::Verdict;
     let outbox = subject.outbox().await;
     outbox.enqueue(&[event("a"), event("b"), event("a"), event("a"), event("a")]).await;
@@ -271,7 +268,7 @@ pub async fn the_held_events_of_a_lane_come_in_order<DB: Dialect>(subject: &Subj
 }
 
 /// A lane is read whole, with what blocks it and a dead event that parks it, in pages.
-pub async fn a_lane_is_read_with_what_blocks_it<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_lane_is_read_with_what_blocks_it(subject: &Subject) {
     use posthaste_core::store::{LaneKey, Verdict};
     let outbox = subject.outbox().await;
     outbox.enqueue(&(0..9).map(|_| event("k")).collect::<Vec<_>>()).await;
@@ -316,7 +313,7 @@ pub async fn a_lane_is_read_with_what_blocks_it<DB: Dialect>(subject: &Subject<D
 }
 
 /// A new owner learns which lanes are blocked, and by what.
-pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn blocked_lanes_are_told_with_what_blocks_them(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox
         .enqueue(&[
@@ -373,7 +370,7 @@ pub async fn blocked_lanes_are_told_with_what_blocks_them<DB: Dialect>(subject: 
 }
 
 /// Only what is in the way, and only when its time has come.
-pub async fn what_blocks_lanes_is_read_when_it_is_due<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_blocks_lanes_is_read_when_it_is_due(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&(0..5).map(|_| event("k")).collect::<Vec<_>>()).await;
     let mut owner = outbox.owner().await;
@@ -406,7 +403,7 @@ pub async fn what_blocks_lanes_is_read_when_it_is_due<DB: Dialect>(subject: &Sub
 }
 
 /// Reading is not owning: it takes no lease and writes nothing.
-pub async fn reading_writes_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn reading_writes_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -423,7 +420,7 @@ pub async fn reading_writes_nothing<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// Due events come page by page to the last one, also when nothing becomes of any of them.
-pub async fn due_events_come_in_pages_whatever_becomes_of_them<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn due_events_come_in_pages_whatever_becomes_of_them(subject: &Subject) {
     let outbox = subject.outbox().await;
     let at = Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap();
     let due: Vec<Event> = (0..7)
@@ -451,7 +448,7 @@ pub async fn due_events_come_in_pages_whatever_becomes_of_them<DB: Dialect>(subj
 
 /// Due events of other shards, and settled ones, hide nobody's own, however many there are: a read that ends
 /// before it has seen all of them says where the next one goes on.
-pub async fn a_due_event_behind_very_many_others_is_found<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_due_event_behind_very_many_others_is_found(subject: &Subject) {
     const MANY: usize = 12_000;
 
     let outbox = subject.outbox().await;
@@ -471,7 +468,7 @@ pub async fn a_due_event_behind_very_many_others_is_found<DB: Dialect>(subject: 
         let other = outbox.record(others[0].id()).await.shard;
         outbox.all_shards().into_iter().filter(|&shard| shard != other).collect()
     } else {
-        outbox.sql("update {events} set sent_at = created_at").await;
+        outbox.edit(Edit::MarkSent).await;
         outbox.all_shards()
     };
     let own: Vec<Event> = (0..20).map(|n| delayed(n, SignedDuration::from_hours(-1))).collect();
@@ -507,7 +504,7 @@ pub async fn a_due_event_behind_very_many_others_is_found<DB: Dialect>(subject: 
 }
 
 /// A delayed event whose time has come before it was read is read in its place.
-pub async fn a_delayed_event_that_is_due_keeps_its_place<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delayed_event_that_is_due_keeps_its_place(subject: &Subject) {
     let outbox = subject.outbox().await;
     let first = outbox.enqueue_one(&event("key")).await.sequence;
     let due = outbox.enqueue_one(&delayed("key", SignedDuration::from_secs(-1))).await.sequence;
@@ -519,7 +516,7 @@ pub async fn a_delayed_event_that_is_due_keeps_its_place<DB: Dialect>(subject: &
 }
 
 /// A page ends where its bytes do, and one event that is larger comes alone.
-pub async fn a_page_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_page_ends_where_its_bytes_do(subject: &Subject) {
     let outbox = subject.outbox().await;
     let payload = format!("{:?}", "x".repeat(10_000));
     let large = |n: i64| {
@@ -548,7 +545,7 @@ pub async fn a_page_ends_where_its_bytes_do<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// What is settled is walked over, a bounded stretch at a time, and what lies behind it is found.
-pub async fn a_read_walks_over_what_is_settled_in_steps<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_read_walks_over_what_is_settled_in_steps(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut owner = outbox.owner().await;
     let start = owner.position.clone();
@@ -570,7 +567,7 @@ pub async fn a_read_walks_over_what_is_settled_in_steps<DB: Dialect>(subject: &S
 }
 
 /// Blocked lanes come page by page, and some of them can be asked for.
-pub async fn blocked_lanes_come_in_pages_and_can_be_asked_for<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn blocked_lanes_come_in_pages_and_can_be_asked_for(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(9)).await;
     let mut owner = outbox.owner().await;

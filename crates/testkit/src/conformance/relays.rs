@@ -16,7 +16,6 @@ use posthaste_core::{
         RowsInHand, SettleReport, Settlement, Store, Verdict,
     },
 };
-use posthaste_stores::Dialect;
 use uuid::Uuid;
 
 use super::outbox::Outbox;
@@ -87,7 +86,7 @@ pub(super) struct Owner {
     known: BTreeSet<i64>,
 }
 
-impl<DB: Dialect> Outbox<DB> {
+impl Outbox {
     /// A relay that takes all shards, for long.
     pub(super) async fn owner(&self) -> Owner {
         self.owner_for(LONG).await
@@ -253,7 +252,7 @@ pub(super) struct Claimer {
     claimed: Vec<i64>,
 }
 
-impl<DB: Dialect> Outbox<DB> {
+impl Outbox {
     /// A relay that claims rows, for long.
     pub(super) fn claimer(&self, name: &str) -> Claimer {
         self.claimer_for(name, LONG)

@@ -2,15 +2,14 @@
 
 use futures_util::future::join_all;
 use posthaste_core::ErrorKind;
-use posthaste_stores::Dialect;
 
 use super::{
-    Subject,
+    Edit, Subject,
     relays::{event, refusal, sequences},
 };
 
 /// A second migration applies nothing and loses nothing.
-pub async fn migrating_again_changes_nothing<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn migrating_again_changes_nothing(subject: &Subject) {
     let outbox = subject.unmigrated();
     let first = outbox.store.migrate(Some(outbox.shards)).await.unwrap();
     assert!(!first.is_empty(), "a fresh outbox needs a migration");
@@ -25,9 +24,9 @@ pub async fn migrating_again_changes_nothing<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// Four processes that start at once all succeed, and each version is applied by one of them.
-pub async fn processes_that_start_at_once_can_all_migrate<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn processes_that_start_at_once_can_all_migrate(subject: &Subject) {
     let outbox = subject.unmigrated();
-    let stores: Vec<_> = (0..4).map(|_| subject.store(&outbox.tables)).collect();
+    let stores: Vec<_> = (0..4).map(|_| subject.store(&outbox.name)).collect();
     let outcomes = join_all(stores.iter().map(|store| store.migrate(Some(subject.shards)))).await;
     let mut applied: Vec<i32> = outcomes.into_iter().flat_map(|outcome| outcome.unwrap()).collect();
     let all = applied.len();
@@ -42,9 +41,7 @@ pub async fn processes_that_start_at_once_can_all_migrate<DB: Dialect>(subject: 
 }
 
 /// Every shard has its row from the start, free and at the beginning.
-pub async fn a_fresh_outbox_has_all_its_shards_and_they_are_free<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_fresh_outbox_has_all_its_shards_and_they_are_free(subject: &Subject) {
     let outbox = subject.outbox().await;
     let shards = outbox.store.shards().await.unwrap();
     assert_eq!(shards.iter().map(|shard| shard.shard).collect::<Vec<_>>(), outbox.all_shards());
@@ -52,7 +49,7 @@ pub async fn a_fresh_outbox_has_all_its_shards_and_they_are_free<DB: Dialect>(
 }
 
 /// `None` makes an outbox with the database's default.
-pub async fn the_number_of_shards_has_a_default<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_number_of_shards_has_a_default(subject: &Subject) {
     let outbox = subject.unmigrated();
     outbox.store.migrate(None).await.unwrap();
     let shards = outbox.store.check().await.unwrap();
@@ -61,19 +58,19 @@ pub async fn the_number_of_shards_has_a_default<DB: Dialect>(subject: &Subject<D
 }
 
 /// Without tables there is nothing to check, and the message says what to do.
-pub async fn check_refuses_an_outbox_that_was_never_migrated<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn check_refuses_an_outbox_that_was_never_migrated(subject: &Subject) {
     let outbox = subject.unmigrated();
     let error = refusal(outbox.store.check().await);
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     let message = error.to_string();
-    assert!(message.contains(&outbox.tables.name().qualified()), "{message}");
+    assert!(message.contains(&outbox.name.qualified()), "{message}");
     assert!(message.contains("migrate"), "{message}");
 }
 
 /// Tables of an older version are refused with both versions and what to do.
-pub async fn check_refuses_an_older_version<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn check_refuses_an_older_version(subject: &Subject) {
     let outbox = subject.outbox().await;
-    outbox.sql("update {meta} set version = 0").await;
+    outbox.edit(Edit::SetVersion(0)).await;
     let error = refusal(outbox.store.check().await);
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     let message = error.to_string();
@@ -93,9 +90,7 @@ const BEFORE_THE_FIRST_RELEASE: [&str; 3] = [
 ];
 
 /// An outbox of a build whose tables were others is neither used nor changed, and the remedy is said.
-pub async fn an_outbox_of_an_earlier_build_is_refused_and_left_alone<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn an_outbox_of_an_earlier_build_is_refused_and_left_alone(subject: &Subject) {
     let outbox = subject.unmigrated();
     for sql in BEFORE_THE_FIRST_RELEASE {
         outbox.sql(sql).await;
@@ -115,20 +110,19 @@ pub async fn an_outbox_of_an_earlier_build_is_refused_and_left_alone<DB: Dialect
         let findings = outbox.store.diagnose().await.unwrap();
         assert_eq!(findings.len(), 1, "{findings:?}");
         let mend = findings[0].mend.as_deref().unwrap();
-        assert!(mend.contains(&outbox.tables.fill("drop table if exists {events}")), "{mend}");
+        let drop = format!("drop table if exists {}", outbox.name.qualified());
+        assert!(mend.contains(&drop), "{mend}");
         assert!(mend.ends_with("then posthaste migrate"), "{mend}");
         let kept = format!("select 1 from {{meta}} where version = {version} and shards = 8");
         assert_eq!(outbox.sql(&kept).await, 1);
     }
-    for drop in outbox.tables.drops(DB::NAME) {
-        outbox.sql(&drop).await;
-    }
+    outbox.database.drop_outbox(&outbox.name).await.unwrap();
     outbox.store.migrate(Some(outbox.shards)).await.unwrap();
     outbox.store.check().await.unwrap();
 }
 
 /// The same version is not enough: until the first release a change of the tables keeps the number.
-pub async fn tables_made_by_other_statements_are_refused<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn tables_made_by_other_statements_are_refused(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.sql("update {meta} set checksum = '0123456789abcdef'").await;
     for refused in [refusal(outbox.store.check().await), refusal(outbox.store.migrate(None).await)]
@@ -140,9 +134,9 @@ pub async fn tables_made_by_other_statements_are_refused<DB: Dialect>(subject: &
 }
 
 /// Tables of a newer version are refused: this binary does not know what they mean.
-pub async fn check_refuses_a_newer_version<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn check_refuses_a_newer_version(subject: &Subject) {
     let outbox = subject.outbox().await;
-    outbox.sql("update {meta} set version = 1000").await;
+    outbox.edit(Edit::SetVersion(1000)).await;
     let error = refusal(outbox.store.check().await);
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     let message = error.to_string();
@@ -150,18 +144,17 @@ pub async fn check_refuses_a_newer_version<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// An old binary that migrates a newer outbox is refused and changes nothing.
-pub async fn migrate_refuses_a_newer_version_and_changes_nothing<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn migrate_refuses_a_newer_version_and_changes_nothing(subject: &Subject) {
     let outbox = subject.outbox().await;
-    outbox.sql("update {meta} set version = 1000").await;
+    outbox.edit(Edit::SetVersion(1000)).await;
     let error = refusal(outbox.store.migrate(None).await);
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
-    assert_eq!(outbox.sql("select 1 from {meta} where version = 1000").await, 1);
+    let message = refusal(outbox.store.check().await).to_string();
+    assert!(message.contains("version 1000"), "{message}");
 }
 
 /// The number of shards is fixed with the first migration and has a range.
-pub async fn another_number_of_shards_is_refused<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn another_number_of_shards_is_refused(subject: &Subject) {
     let outbox = subject.outbox().await;
     for shards in [outbox.shards + 1, 0, 1025] {
         let error = refusal(outbox.store.migrate(Some(shards)).await);
@@ -177,7 +170,7 @@ pub async fn another_number_of_shards_is_refused<DB: Dialect>(subject: &Subject<
 }
 
 /// Teams who run their own migrations get the same outbox.
-pub async fn printed_sql_makes_the_same_outbox<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn printed_sql_makes_the_same_outbox(subject: &Subject) {
     let outbox = subject.unmigrated();
     let sql = outbox.store.migrations_sql(Some(outbox.shards)).unwrap();
     outbox.sql(&sql).await;
@@ -192,7 +185,7 @@ pub async fn printed_sql_makes_the_same_outbox<DB: Dialect>(subject: &Subject<DB
 }
 
 /// Outboxes share a database, not their events.
-pub async fn two_outboxes_in_one_database_do_not_mix<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn two_outboxes_in_one_database_do_not_mix(subject: &Subject) {
     let (ours, theirs) = (subject.outbox().await, subject.outbox().await);
     let event = event(1);
     ours.enqueue_one(&event).await;

@@ -6,11 +6,10 @@ use posthaste_core::{
     Status, limits,
     store::{Limit, Selection, SettleReport, Verdict, Wait},
 };
-use posthaste_stores::Dialect;
 use uuid::Uuid;
 
 use super::{
-    Subject,
+    Edit, PlainEvent, Subject,
     relays::{
         BROKER, dead, event, events, held, parked, retry, sent, sequences, settlement, suspect,
     },
@@ -19,7 +18,7 @@ use super::{
 const HOUR: Duration = Duration::from_hours(1);
 
 /// A delivered event is sent, and is never read again.
-pub async fn a_delivered_event_is_sent<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delivered_event_is_sent(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(3)).await;
     let mut owner = outbox.owner().await;
@@ -37,7 +36,7 @@ pub async fn a_delivered_event_is_sent<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A batch larger than one statement of any database takes is settled as one.
-pub async fn a_large_batch_is_settled_as_one<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_large_batch_is_settled_as_one(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(3_000)).await;
     let mut owner = outbox.owner().await;
@@ -53,7 +52,7 @@ pub async fn a_large_batch_is_settled_as_one<DB: Dialect>(subject: &Subject<DB>)
 
 /// What lies between the events of a batch is not settled with them, whether they are kept or deleted:
 /// it can be another's, or still under way.
-pub async fn what_lies_between_is_not_settled<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn what_lies_between_is_not_settled(subject: &Subject) {
     let others: [fn(usize) -> bool; 4] = [
         |place| place % 2 == 1,
         |place| place % 10 == 5,
@@ -80,7 +79,7 @@ pub async fn what_lies_between_is_not_settled<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// Settling nothing is no error.
-pub async fn an_empty_batch_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_empty_batch_is_no_error(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.owner().await.settle(&[]).await;
     let claimer = outbox.claimer("one");
@@ -88,7 +87,7 @@ pub async fn an_empty_batch_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// With `keep_sent = false` a delivered event is gone, with its attempts; others stay.
-pub async fn a_delivered_event_can_be_deleted<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_delivered_event_can_be_deleted(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(3)).await;
     let mut owner = outbox.owner().await;
@@ -110,9 +109,7 @@ pub async fn a_delivered_event_can_be_deleted<DB: Dialect>(subject: &Subject<DB>
 }
 
 /// A failed event waits for its next attempt, which the attempts table explains.
-pub async fn a_failed_event_waits_and_its_attempts_are_recorded<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn a_failed_event_waits_and_its_attempts_are_recorded(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -153,7 +150,7 @@ pub async fn a_failed_event_waits_and_its_attempts_are_recorded<DB: Dialect>(
 }
 
 /// A settle whose answer was lost can be repeated: attempts are absolute numbers.
-pub async fn repeating_a_settle_is_harmless<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn repeating_a_settle_is_harmless(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(5)).await;
     let mut owner = outbox.owner().await;
@@ -180,7 +177,7 @@ pub async fn repeating_a_settle_is_harmless<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// A settle names the event, not only its number: another event that has the number by now is left alone.
-pub async fn another_event_under_the_number_is_not_settled<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn another_event_under_the_number_is_not_settled(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(6)).await;
     let mut owner = outbox.owner().await;
@@ -215,7 +212,7 @@ pub async fn another_event_under_the_number_is_not_settled<DB: Dialect>(subject:
 }
 
 /// A settle whose answer was lost is repeated. What an operator replayed in between is still to be sent.
-pub async fn a_repeated_settle_does_not_swallow_a_replay<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_repeated_settle_does_not_swallow_a_replay(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(4)).await;
     let mut owner = outbox.owner().await;
@@ -246,7 +243,7 @@ pub async fn a_repeated_settle_does_not_swallow_a_replay<DB: Dialect>(subject: &
 }
 
 /// A destination that asks to come back later burns no attempt.
-pub async fn coming_back_later_burns_no_attempt<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn coming_back_later_burns_no_attempt(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     let sequence = outbox.enqueue_one(&event).await.sequence;
@@ -260,7 +257,7 @@ pub async fn coming_back_later_burns_no_attempt<DB: Dialect>(subject: &Subject<D
 }
 
 /// A dead event is kept with its reason and blocks nobody.
-pub async fn a_dead_event_is_kept_with_its_reason<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_dead_event_is_kept_with_its_reason(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     let sequence = outbox.enqueue_one(&event).await.sequence;
@@ -280,7 +277,7 @@ pub async fn a_dead_event_is_kept_with_its_reason<DB: Dialect>(subject: &Subject
 }
 
 /// A dead event that parks its lane is dead, and the lane knows.
-pub async fn a_parked_event_is_dead_and_blocks_its_lane<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_parked_event_is_dead_and_blocks_its_lane(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -297,7 +294,7 @@ pub async fn a_parked_event_is_dead_and_blocks_its_lane<DB: Dialect>(subject: &S
 }
 
 /// A held event is new, and found through its lane alone.
-pub async fn a_held_event_waits_for_its_lane<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_held_event_waits_for_its_lane(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&[event("key"), event("key")]).await;
     let mut owner = outbox.owner().await;
@@ -316,7 +313,7 @@ pub async fn a_held_event_waits_for_its_lane<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// A suspect's attempt is recorded before its dispatch, and a successor finds it at once.
-pub async fn a_suspect_has_its_attempt_before_its_dispatch<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_suspect_has_its_attempt_before_its_dispatch(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -334,7 +331,7 @@ pub async fn a_suspect_has_its_attempt_before_its_dispatch<DB: Dialect>(subject:
 }
 
 /// A replay that fails stays a replay, exempt from its key's order.
-pub async fn a_failed_replay_stays_a_replay<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_failed_replay_stays_a_replay(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue_one(&event(1)).await;
     let mut owner = outbox.owner().await;
@@ -359,7 +356,7 @@ pub async fn a_failed_replay_stays_a_replay<DB: Dialect>(subject: &Subject<DB>) 
 }
 
 /// An event that is sent, dead or discarded stays as it is, whatever a late settle says.
-pub async fn a_settled_event_never_changes<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_settled_event_never_changes(subject: &Subject) {
     let outbox = subject.outbox().await;
     let enqueued = outbox.enqueue(&events(4)).await;
     let mut owner = outbox.owner().await;
@@ -392,7 +389,7 @@ pub async fn a_settled_event_never_changes<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// An error text is cut at its limit, between two characters.
-pub async fn a_long_error_is_cut_between_two_characters<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_long_error_is_cut_between_two_characters(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     let sequence = outbox.enqueue_one(&event).await.sequence;
@@ -413,7 +410,7 @@ pub async fn a_long_error_is_cut_between_two_characters<DB: Dialect>(subject: &S
 }
 
 /// An error text with any character in it can be written.
-pub async fn an_error_may_hold_any_character<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn an_error_may_hold_any_character(subject: &Subject) {
     let outbox = subject.outbox().await;
     let event = event(1);
     outbox.enqueue_one(&event).await;
@@ -428,14 +425,16 @@ pub async fn an_error_may_hold_any_character<DB: Dialect>(subject: &Subject<DB>)
 }
 
 /// A row that cannot be decoded is handed over with the reason, and can be settled.
-pub async fn a_row_that_cannot_be_decoded_can_be_given_up<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_row_that_cannot_be_decoded_can_be_given_up(subject: &Subject) {
     let outbox = subject.outbox().await;
     let id = Uuid::now_v7();
-    let insert = format!(
-        "insert into {{events}} (event_id, event_type, payload, headers) \
-         values ('{id}', 'ByHand', '{{}}', 'secret is not json')"
-    );
-    outbox.sql(&insert).await;
+    let broken = PlainEvent {
+        id,
+        payload: "{}".to_owned(),
+        headers: Some("secret is not json".to_owned()),
+        ..PlainEvent::default()
+    };
+    outbox.edit(Edit::Insert(&broken)).await;
     let next = outbox.enqueue_one(&event("next")).await.sequence;
     let mut owner = outbox.owner().await;
     let rows = owner.poll().await;
@@ -452,23 +451,20 @@ pub async fn a_row_that_cannot_be_decoded_can_be_given_up<DB: Dialect>(subject: 
 }
 
 /// Rows that somebody else has locked are told, without a wait for them; what is gone is not.
-pub async fn locked_rows_are_told<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn locked_rows_are_told(subject: &Subject) {
     let outbox = subject.outbox().await;
     let all: Vec<i64> =
         outbox.enqueue(&events(5)).await.iter().map(|enqueued| enqueued.sequence).collect();
     assert!(outbox.store.locked(&all).await.unwrap().is_empty());
     assert!(outbox.store.locked(&[]).await.unwrap().is_empty());
-    outbox.sql(&format!("delete from {{events}} where sequence = {}", all[4])).await;
+    outbox.delete(&all[4..]).await;
 
     if !subject.skips_locked {
         // It is not known which.
         return;
     }
     let mut holder = outbox.begin().await;
-    for sequence in [all[1], all[3]] {
-        let touch = format!("update {{events}} set attempts = 1 where sequence = {sequence}");
-        outbox.sql_on(&mut holder, &touch).await;
-    }
+    holder.lock(&[all[1], all[3]]).await.unwrap();
     let mut locked = outbox.store.locked(&all).await.unwrap();
     locked.sort_unstable();
     assert_eq!(locked, [all[1], all[3]]);

@@ -6,7 +6,6 @@ use posthaste_core::{
     Event, Status,
     store::{Fetched, Selection},
 };
-use posthaste_stores::Dialect;
 use uuid::Uuid;
 
 use super::{
@@ -15,19 +14,15 @@ use super::{
 };
 
 /// A new event in this state. The owner holds all shards.
-pub(super) async fn in_state<DB: Dialect>(
-    outbox: &Outbox<DB>,
-    owner: &Owner,
-    status: Status,
-) -> Uuid {
+pub(super) async fn in_state(outbox: &Outbox, owner: &Owner, status: Status) -> Uuid {
     let event = event(Uuid::now_v7());
     enqueue_in_state(outbox, owner, &event, status).await;
     event.id()
 }
 
 /// Enqueues this event and brings it into this state.
-pub(super) async fn enqueue_in_state<DB: Dialect>(
-    outbox: &Outbox<DB>,
+pub(super) async fn enqueue_in_state(
+    outbox: &Outbox,
     owner: &Owner,
     event: &Event,
     status: Status,
@@ -61,10 +56,7 @@ pub(super) async fn enqueue_in_state<DB: Dialect>(
 }
 
 /// One new event in each state.
-pub(super) async fn in_every_state<DB: Dialect>(
-    outbox: &Outbox<DB>,
-    owner: &Owner,
-) -> Vec<(Status, Uuid)> {
+pub(super) async fn in_every_state(outbox: &Outbox, owner: &Owner) -> Vec<(Status, Uuid)> {
     let mut all = Vec::new();
     for status in Status::ALL {
         all.push((status, in_state(outbox, owner, status).await));

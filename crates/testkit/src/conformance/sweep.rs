@@ -1,7 +1,5 @@
 //! Going back for rows that a claim passed over.
 
-use posthaste_stores::Dialect;
-
 use super::{
     Subject,
     relays::{event, events, sent, sequences},
@@ -9,9 +7,7 @@ use super::{
 
 /// A claimer whose cursor has passed rows that were given back finds them by its sweep, also when
 /// earlier sweeps found nothing.
-pub async fn the_sweep_finds_what_was_given_back_behind_the_cursor<DB: Dialect>(
-    subject: &Subject<DB>,
-) {
+pub async fn the_sweep_finds_what_was_given_back_behind_the_cursor(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(6)).await;
     let (mut stopping, mut sweeping) = (outbox.claimer("stopping"), outbox.claimer("sweeping"));
@@ -28,7 +24,7 @@ pub async fn the_sweep_finds_what_was_given_back_behind_the_cursor<DB: Dialect>(
 }
 
 /// The sweep takes no more than it was asked for, and leaves the rest to the next one.
-pub async fn the_sweep_keeps_to_its_limit<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_sweep_keeps_to_its_limit(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue(&events(7)).await;
     let (mut stopping, mut sweeping) = (outbox.claimer("stopping"), outbox.claimer("sweeping"));
@@ -46,7 +42,7 @@ pub async fn the_sweep_keeps_to_its_limit<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A row that was committed behind the cursor is found by the sweep.
-pub async fn the_sweep_finds_late_commits<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn the_sweep_finds_late_commits(subject: &Subject) {
     if !subject.late_commits {
         return;
     }
@@ -69,7 +65,7 @@ pub async fn the_sweep_finds_late_commits<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// A relay that starts anew finds what was committed late before it came.
-pub async fn a_new_claimer_finds_everything<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_new_claimer_finds_everything(subject: &Subject) {
     let outbox = subject.outbox().await;
     let mut first = outbox.claimer("first");
     let mut expected = Vec::new();

@@ -1,7 +1,6 @@
 //! Learning of commits sooner than the next poll.
 
 use futures_util::future::join;
-use posthaste_stores::Dialect;
 
 use super::{
     Subject,
@@ -9,7 +8,7 @@ use super::{
 };
 
 /// Where a database has something to listen to, a listener hears of a commit.
-pub async fn a_listener_hears_of_a_commit<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_listener_hears_of_a_commit(subject: &Subject) {
     let outbox = subject.outbox().await;
     let Some(mut listener) = outbox.store.listen().await.unwrap() else { return };
     for round in 0..3 {
@@ -23,7 +22,7 @@ pub async fn a_listener_hears_of_a_commit<DB: Dialect>(subject: &Subject<DB>) {
 }
 
 /// An operator can ask for it, when nothing was committed.
-pub async fn a_listener_is_woken_without_a_commit<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn a_listener_is_woken_without_a_commit(subject: &Subject) {
     let outbox = subject.outbox().await;
     let Some(mut listener) = outbox.store.listen().await.unwrap() else { return };
     for _ in 0..3 {
@@ -34,7 +33,7 @@ pub async fn a_listener_is_woken_without_a_commit<DB: Dialect>(subject: &Subject
 }
 
 /// Waking relays that are not there is no error. Whether any could be told is said.
-pub async fn waking_nobody_is_no_error<DB: Dialect>(subject: &Subject<DB>) {
+pub async fn waking_nobody_is_no_error(subject: &Subject) {
     let outbox = subject.outbox().await;
     outbox.enqueue_one(&event(1)).await;
     let listens = outbox.store.listen().await.unwrap().is_some();
