@@ -13,10 +13,12 @@
 //! | `settle.rs` | `Settle` |
 //! | `inspect.rs` | `Inspect` |
 //! | `operate.rs` | `Operate` |
+//! | `edit.rs` | none: what happens past the store |
 //! | `rest.rs` | `Schema`, `Control`, `Audit`, `Diagnose`, `Expire`, `Wake` |
 
 mod claim;
 mod context;
+mod edit;
 mod inspect;
 mod leases;
 mod operate;
@@ -63,6 +65,8 @@ pub struct Server {
     /// How many rows one read walks over at most.
     walk: usize,
     witness: Option<Witness>,
+    /// The name of the outbox, for messages.
+    outbox: Arc<str>,
 }
 
 /// All that a server holds.
@@ -72,6 +76,8 @@ pub(crate) struct Data {
     life: u64,
     /// The number of shards, once the tables are made.
     shards: Option<u16>,
+    /// The version of the tables.
+    version: i32,
     next_sequence: i64,
     next_transaction: u64,
     /// Transactions that have written and not ended.
@@ -121,6 +127,7 @@ impl Server {
         let data = Data {
             life: 1,
             shards: None,
+            version: 0,
             next_sequence: 1,
             next_transaction: 1,
             open: BTreeSet::new(),
@@ -143,6 +150,7 @@ impl Server {
             changed: Arc::new(Notify::new()),
             walk: 50_000,
             witness: None,
+            outbox: "outbox_event".into(),
         }
     }
 

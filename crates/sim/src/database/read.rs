@@ -187,12 +187,12 @@ impl Read for MemoryStore {
         let mut due: Vec<(DueKey, &Row)> = data
             .waiting()
             .filter_map(|row| Some((DueKey { at: row.not_before?, sequence: row.sequence }, row)))
-            .filter(|(key, row)| {
-                row.is_unsettled() && key.at != FOR_EVER && shards.contains(&row.shard)
-            })
+            .filter(|(key, _)| key.at != FOR_EVER)
             .collect();
         due.sort_unstable_by_key(|(key, _)| *key);
-        let next = due.iter().map(|(key, _)| key.at).find(|at| *at > now);
+        let is_own = |row: &Row| row.is_unsettled() && shards.contains(&row.shard);
+        let next = due.iter().find(|(key, row)| key.at > now && is_own(row));
+        let next = next.map(|(key, _)| Duration::from_micros((key.at - now).max(0) as u64));
         let left_out = |row: &Row| match row.wait {
             Some(Wait::Replay) => but.replays,
             Some(Wait::Retry | Wait::Suspect) => {
@@ -201,20 +201,21 @@ impl Read for MemoryStore {
             Some(Wait::Held | Wait::Parked) | None => false,
         };
         let (mut room, mut rows, mut last, mut more) = (Room::new(limit), Vec::new(), after, None);
+        // What is settled, of other shards, or left out is walked over too.
         let mut walked = 0;
         for (key, row) in due.into_iter().filter(|(key, _)| key.at <= now && Some(*key) > after) {
-            if walked >= self.server.walk || !left_out(row) && !room.takes(row.bytes) {
+            let is_wanted = is_own(row) && !left_out(row);
+            if walked >= self.server.walk || is_wanted && !room.takes(row.bytes) {
                 more = last;
                 break;
             }
             walked += 1;
-            if !left_out(row) {
+            if is_wanted {
                 rows.push(row.fetched());
             }
             last = Some(key);
         }
         data.walked += walked as u64;
-        let next = next.map(|at| Duration::from_micros((at - now).max(0) as u64));
         Ok(Due { rows, more, next })
     }
 

@@ -17,9 +17,19 @@ use super::{Lease, MemoryStore, Server};
 
 const SHARDS: u16 = 8;
 
+/// The version of the tables that this model knows.
+const VERSION: i32 = 1;
+
 impl MemoryStore {
     fn time(&self) -> Timestamp {
         Timestamp::from_microsecond(self.server.now()).unwrap_or_default()
+    }
+
+    /// The refusal of tables that a newer version has made.
+    fn newer(&self, version: i32) -> Error {
+        let outbox = &self.server.outbox;
+        let error = format!("outbox {outbox} is at version {version}, newer than {VERSION}");
+        Error::new(ErrorKind::Schema, error)
     }
 }
 
@@ -30,23 +40,31 @@ impl Schema for MemoryStore {
     }
 
     fn table(&self) -> String {
-        "outbox_event".to_owned()
+        self.server.outbox.to_string()
     }
 
     async fn migrate(&self, shards: Option<u16>) -> Result<Vec<i32>> {
+        if let Some(asked) = shards.filter(|asked| !(1..=1024).contains(asked)) {
+            return Err(Error::invalid(format!("{asked} shards: an outbox has 1 to 1024")));
+        }
         let mut data = self.server.lock();
+        if data.version > VERSION {
+            return Err(self.newer(data.version));
+        }
         match (data.shards, shards) {
             (Some(has), Some(asked)) if has != asked => {
-                Err(Error::invalid(format!("the outbox has {has} shards, not {asked}")))
+                return Err(Error::invalid(format!("the outbox has {has} shards, not {asked}")));
             }
-            (Some(_), _) => Ok(Vec::new()),
+            (Some(_), _) => {}
             (None, asked) => {
-                let shards = asked.unwrap_or(SHARDS).max(1);
+                let shards = asked.unwrap_or(SHARDS);
                 data.shards = Some(shards);
                 data.leases = vec![Lease::default(); usize::from(shards)];
-                Ok(vec![1])
             }
         }
+        let applied = (data.version + 1..=VERSION).collect();
+        data.version = VERSION;
+        Ok(applied)
     }
 
     fn migrations_sql(&self, _: Option<u16>) -> Result<String> {
@@ -54,8 +72,21 @@ impl Schema for MemoryStore {
     }
 
     async fn check(&self) -> Result<u16> {
-        let absent = || Error::new(ErrorKind::Schema, "there is no outbox; migrate first");
-        self.server.lock().shards.ok_or_else(absent)
+        let data = self.server.lock();
+        let outbox = &self.server.outbox;
+        let Some(shards) = data.shards else {
+            let error = format!("there is no outbox {outbox}; migrate first");
+            return Err(Error::new(ErrorKind::Schema, error));
+        };
+        match data.version {
+            VERSION => Ok(shards),
+            newer if newer > VERSION => Err(self.newer(newer)),
+            older => {
+                let error =
+                    format!("outbox {outbox} is at version {older}, not {VERSION}; migrate");
+                Err(Error::new(ErrorKind::Schema, error))
+            }
+        }
     }
 }
 
@@ -143,11 +174,16 @@ impl Diagnose for MemoryStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        Ok(vec![match self.server.lock().shards {
-            Some(_) => Finding::ok("schema", "the tables are there"),
-            None => Finding::new("schema", Level::Problem, "there is no outbox")
-                .mended_by("posthaste migrate"),
-        }])
+        Ok(match self.server.lock().shards {
+            Some(_) => vec![
+                Finding::ok("schema", "the tables are there"),
+                Finding::ok("indexes", "a database in memory needs none"),
+            ],
+            None => vec![
+                Finding::new("schema", Level::Problem, "there is no outbox")
+                    .mended_by("posthaste migrate"),
+            ],
+        })
     }
 }
 
@@ -169,6 +205,11 @@ impl Wake for MemoryStore {
     }
 
     async fn notify(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    async fn wake(&self) -> Result<bool> {
+        self.server.changed.notify_waiters();
         Ok(true)
     }
 }

@@ -19,8 +19,8 @@ pub struct Row {
     pub transaction: u64,
     /// What was enqueued.
     pub event: Event,
-    /// Why it cannot be decoded, for a row that a hand has written.
-    pub broken: Option<String>,
+    /// The text of its headers, for a row that was written without `enqueue`.
+    pub headers: Option<String>,
     /// Its shard.
     pub shard: u16,
     /// Its ordering key.
@@ -74,7 +74,7 @@ impl Row {
             shard: shard_of(key.as_deref(), event.id(), shards),
             key: event.key(),
             bytes: event.payload().len() + headers,
-            broken: None,
+            headers: None,
             created_at: now,
             attempts: 0,
             replay: 0,
@@ -190,7 +190,7 @@ impl Row {
     }
 
     fn envelope(&self) -> Result<Envelope, String> {
-        if self.broken.is_some() || self.wait.is_some() || self.event.deliver_at().is_some() {
+        if self.headers.is_some() || self.wait.is_some() || self.event.deliver_at().is_some() {
             return self.decoded(self.event.payload().to_vec());
         }
         Ok(Envelope {
@@ -206,9 +206,6 @@ impl Row {
     /// As the SQL stores decode it: the column that held the time of a delayed event says when to try again
     /// once something has happened to it.
     fn decoded(&self, payload: Vec<u8>) -> Result<Envelope, String> {
-        if let Some(reason) = &self.broken {
-            return Err(reason.clone());
-        }
         let event = &self.event;
         let text = |text: Option<&str>| text.map(str::to_owned);
         let stored = StoredRow {
@@ -223,7 +220,7 @@ impl Row {
             schema_id: text(event.schema_id()),
             schema_version: event.schema_version(),
             ordering_key: text(posthaste_core::envelope::ordering_column(event)),
-            headers: headers_column(event),
+            headers: self.headers.clone().or_else(|| headers_column(event)),
             payload,
             content_type: event.content_type().to_owned(),
             occurred_at: event.occurred_at().as_microsecond(),

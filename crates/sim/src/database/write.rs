@@ -8,7 +8,7 @@ use posthaste_core::{
     envelope::ordering_column,
 };
 
-use super::{Row, Server};
+use super::{Data, Row, Server};
 
 /// A writer's transaction. Dropped without a commit it rolls back.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct Transaction {
     number: Option<u64>,
     /// What was the last number of an event when each savepoint was set.
     savepoints: Vec<i64>,
+    /// The rows that it has locked.
+    locked: Vec<i64>,
     ended: bool,
 }
 
@@ -32,6 +34,7 @@ impl Server {
             life,
             number: None,
             savepoints: Vec::new(),
+            locked: Vec::new(),
             ended: false,
         }
     }
@@ -114,6 +117,27 @@ impl Transaction {
         Some(answers)
     }
 
+    /// Counts the events that it sees: what is committed, and its own.
+    pub fn count(&self) -> usize {
+        let data = self.server.lock();
+        let mine = |row: &Row| Some(row.transaction) == self.number;
+        data.rows.values().filter(|row| data.is_visible(row) || mine(row)).count()
+    }
+
+    /// Locks rows until it ends, as an update of them does.
+    pub fn lock(&mut self, sequences: &[i64]) -> Result<()> {
+        let mut data = self.server.lock();
+        if self.life != data.life {
+            return Err(gone());
+        }
+        if sequences.iter().any(|sequence| data.locked.contains(sequence)) {
+            return Err(Error::new(ErrorKind::TimedOut, "a lock did not become free"));
+        }
+        data.locked.extend(sequences);
+        self.locked.extend(sequences);
+        Ok(())
+    }
+
     /// Sets a savepoint inside of the last one.
     pub fn savepoint(&mut self) {
         let last = self.server.lock().next_sequence - 1;
@@ -143,9 +167,7 @@ impl Transaction {
         if self.life != data.life {
             return Err(gone());
         }
-        if let Some(number) = self.number {
-            data.open.remove(&number);
-        }
+        self.leave(&mut data);
         drop(data);
         self.server.changed.notify_waiters();
         Ok(())
@@ -153,6 +175,16 @@ impl Transaction {
 
     /// Rolls back.
     pub fn rollback(self) {}
+
+    /// It is open no longer, and neither are its locks.
+    fn leave(&self, data: &mut Data) {
+        if let Some(number) = self.number {
+            data.open.remove(&number);
+        }
+        for sequence in &self.locked {
+            data.locked.remove(sequence);
+        }
+    }
 }
 
 impl Drop for Transaction {
@@ -161,9 +193,11 @@ impl Drop for Transaction {
             return;
         }
         let mut data = self.server.lock();
-        if let Some(number) = self.number.filter(|_| self.life == data.life) {
-            data.undo(number, 0);
-            data.open.remove(&number);
+        if self.life == data.life {
+            if let Some(number) = self.number {
+                data.undo(number, 0);
+            }
+            self.leave(&mut data);
         }
         drop(data);
         self.server.changed.notify_waiters();
