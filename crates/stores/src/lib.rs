@@ -15,7 +15,6 @@ pub mod idempotency;
 
 mod connect;
 
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod failure;
 
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
