@@ -59,6 +59,8 @@ pub(crate) struct Unwritten {
     /// The events whose outcomes these are.
     waiting: HashSet<i64>,
     wary_until: Option<Instant>,
+    /// The event whose outcome was not written in time although it was alone: its answer may have been lost.
+    late_alone: Option<i64>,
     asking: bool,
     /// How many of the present round were asked about.
     turn: usize,
@@ -154,6 +156,15 @@ impl Unwritten {
             return None;
         }
         let alone = self.divided(batch)?;
+        let sequence = alone.sequences().next();
+        let mut outcomes = alone.parts.iter().flat_map(|(_, part)| part);
+        let is_suspect = outcomes.any(|one| matches!(one.verdict, Verdict::Suspect { .. }));
+        if !is_suspect && self.late_alone != sequence {
+            // Once more: one lost answer is no reason to wait for long.
+            self.late_alone = sequence;
+            self.put_back(alone);
+            return None;
+        }
         let (fence, settlement) =
             alone.parts.into_iter().find_map(|(fence, mut part)| Some((fence, part.pop()?)))?;
         let sequence = settlement.sequence;
@@ -460,7 +471,7 @@ mod tests {
         unwritten.timed_out(whole, now);
         let (written, late) = write(&mut unwritten, 777, now);
         let others: Vec<i64> = (1..=2000).filter(|n| *n != 777).collect();
-        assert_eq!((written, late), (others, 4), "in order");
+        assert_eq!((written, late), (others, 5), "in order, and once more alone");
         assert_eq!(unwritten.asks(now), None, "it is left alone for a while");
         assert_eq!(unwritten.asks(now + WARY), Some(vec![777]));
         unwritten.answered(&[777], &[], now + WARY);
