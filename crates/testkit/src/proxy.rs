@@ -59,6 +59,10 @@ pub struct Proxy {
 /// What the connections are told to do.
 #[derive(Debug, Default)]
 struct Orders {
+    /// Where new connections are forwarded to, `host:port`.
+    server: String,
+    /// What takes the place of what in answers.
+    renamed: Option<(String, String)>,
     orders: Vec<Order>,
     muted: bool,
     /// On these texts it hangs up.
@@ -83,17 +87,31 @@ struct Order {
 impl Proxy {
     /// Listens on a free port of 127.0.0.1 and forwards to this server, `host:port`.
     pub async fn start(server: impl Into<String>) -> io::Result<Self> {
-        let server = server.into();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let orders = Arc::default();
-        let accepting = tokio::spawn(accept(listener, server, Arc::clone(&orders)));
+        let orders = Orders { server: server.into(), ..Orders::default() };
+        let orders = Arc::new(Mutex::new(orders));
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&orders)));
         Ok(Self { address, orders, accepting })
+    }
+
+    /// Forwards new connections to this server, `host:port`: one that had to know this proxy's address before it
+    /// was started.
+    pub fn forward_to(&self, server: impl Into<String>) {
+        lock(&self.orders).server = server.into();
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Puts its own address in the place of the server's wherever that names itself in an answer, as text. Both must
+    /// have the same length; nothing happens otherwise.
+    pub fn stand_in(&self) {
+        let mut orders = lock(&self.orders);
+        let names = (orders.server.clone(), self.address.to_string());
+        orders.renamed = (names.0.len() == names.1.len()).then_some(names);
     }
 
     /// Swallows one answer and all that comes after it on the same connection. Returns when that
@@ -158,13 +176,17 @@ fn lock(orders: &Mutex<Orders>) -> MutexGuard<'_, Orders> {
     orders.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: TcpListener, server: String, orders: Arc<Mutex<Orders>>) {
+async fn accept(listener: TcpListener, orders: Arc<Mutex<Orders>>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             Ok((client, _)) = listener.accept() => {
-                lock(&orders).connections += 1;
-                let (server, orders) = (server.clone(), Arc::clone(&orders));
+                let server = {
+                    let mut orders = lock(&orders);
+                    orders.connections += 1;
+                    orders.server.clone()
+                };
+                let orders = Arc::clone(&orders);
                 connections.spawn(async move {
                     // A server that refuses, or either side that leaves, ends this connection only.
                     if let Ok(server) = TcpStream::connect(server).await {
@@ -232,6 +254,7 @@ impl Connection {
                     } else if read == 0 {
                         break;
                     } else {
+                        self.rename(&mut down[..read]);
                         client.write_all(&down[..read]).await?;
                     }
                 }
@@ -273,6 +296,15 @@ impl Connection {
         let excess = self.tail.len().saturating_sub(longest);
         self.tail.drain(..excess);
         found.map(|at| at.saturating_sub(known))
+    }
+
+    /// Puts the proxy's address in the place of the server's.
+    fn rename(&self, answer: &mut [u8]) {
+        let orders = lock(&self.orders);
+        let Some((server, proxy)) = &orders.renamed else { return };
+        while let Some(at) = position(answer, server) {
+            answer[at..at + proxy.len()].copy_from_slice(proxy.as_bytes());
+        }
     }
 
     /// The server has sent something. Returns for how long it is kept back.
@@ -377,6 +409,30 @@ mod tests {
         assert_eq!(ask(&mut old, "read").await, None, "it has missed an answer");
         let mut new = TcpStream::connect(proxy.address()).await.unwrap();
         assert_eq!(ask(&mut new, "read").await, Some(4));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn new_connections_go_to_the_server_that_was_named_last() {
+        let proxy = Proxy::start("nobody.invalid:1").await.unwrap();
+        let (server, serving) = echo().await;
+        proxy.forward_to(server);
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(ask(&mut client, "read").await, Some(4));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_server_that_names_itself_is_given_the_address_of_the_proxy() {
+        let (server, serving) = echo().await;
+        let proxy = Proxy::start(&server).await.unwrap();
+        proxy.stand_in();
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        client.write_all(format!("at {server}, {server}").as_bytes()).await.unwrap();
+        let expected = format!("at {0}, {0}", proxy.address());
+        let mut answer = vec![0; expected.len()];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, expected.as_bytes());
         serving.abort();
     }
 

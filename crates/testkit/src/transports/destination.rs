@@ -21,6 +21,13 @@ pub trait Destination: Send + Sync + 'static {
     /// credentials if the shared one does, and keeps its data across a kill.
     fn server(&self) -> Server;
 
+    /// A server for one case alone that tells its clients this address instead of its own: that of a proxy before
+    /// it. `None` where clients stay with the address in the URL, or the server names its own as text: the shared
+    /// server is behind the proxy then.
+    fn server_behind(&self, _proxy: SocketAddr) -> Option<Server> {
+        None
+    }
+
     /// The transport to the server at this URL; [`Options::on`] puts the options into a URL.
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>>;
 
@@ -54,8 +61,7 @@ pub struct Traits {
     pub too_large: Option<(usize, usize)>,
     /// Whether the server asks for credentials.
     pub credentials: bool,
-    /// Whether the transport publishes to the address in the URL, and to no other that the server names;
-    /// and learns at once when that connection breaks.
+    /// Whether a proxy can stand between the transport and its server.
     pub hangs_up: bool,
 }
 

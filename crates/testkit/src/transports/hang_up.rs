@@ -9,7 +9,7 @@ use posthaste_core::{
 use uuid::Uuid;
 
 use super::{
-    Destination, Options,
+    Destination, Options, Server,
     destination::with_address,
     fixture::{Topic, assert_clear, deliver, id, publish, reason},
 };
@@ -21,22 +21,50 @@ const POISON: &str = "marker-poison-5f1c0de";
 /// As many as a batch may have, but no more than that.
 const EVENTS: usize = 60;
 
-/// A transport whose connections go through a proxy.
-async fn through_a_proxy(topic: &Topic<'_>) -> Option<(Proxy, Arc<dyn Transport>)> {
-    if !topic.traits.hangs_up {
-        eprintln!("skipped: no proxy can stand between this transport and its server");
-        return None;
+/// A topic, and a transport to it whose connections go through a proxy.
+struct Behind<'a> {
+    topic: Topic<'a>,
+    proxy: Proxy,
+    transport: Arc<dyn Transport>,
+    /// The case's own, which ends with it. The shared one otherwise.
+    _server: Option<Server>,
+}
+
+impl<'a> Behind<'a> {
+    async fn new(destination: &'a dyn Destination) -> Option<Self> {
+        if !destination.traits().hangs_up {
+            eprintln!("skipped: no proxy can stand between this transport and its server");
+            return None;
+        }
+        let proxy = Proxy::start("").await.expect("a port is free");
+        let mut server = destination.server_behind(proxy.address());
+        let topic = match &mut server {
+            Some(server) => {
+                server.start().await;
+                Topic::on(destination, server)
+            }
+            None => Topic::shared(destination).await,
+        };
+        proxy.forward_to(host_of(&topic.url));
+        if server.is_some() {
+            topic.prepare().await;
+        } else {
+            proxy.stand_in();
+        }
+        proxy.hang_up_on(POISON);
+        let url = with_address(&topic.url, proxy.address());
+        let transport = topic
+            .destination
+            .transport(&url, &Options::default())
+            .unwrap_or_else(|error| panic!("the transport cannot be made: {error}"));
+        Some(Self { topic, proxy, transport, _server: server })
     }
-    let (_, rest) = topic.url.split_once('@').or(topic.url.split_once("://")).expect("a URL");
-    let server = rest.split(['/', '?']).next().expect("there is a first part");
-    let proxy = Proxy::start(server).await.expect("a port is free");
-    proxy.hang_up_on(POISON);
-    let url = with_address(&topic.url, proxy.address());
-    let transport = topic
-        .destination
-        .transport(&url, &Options::default())
-        .unwrap_or_else(|error| panic!("the transport cannot be made: {error}"));
-    Some((proxy, transport))
+}
+
+/// The host and the port in this URL.
+fn host_of(url: &str) -> &str {
+    let (_, rest) = url.split_once('@').or(url.split_once("://")).expect("a URL");
+    rest.split(['/', '?']).next().expect("there is a first part")
 }
 
 /// So many events of different keys, those at these places poisoned.
@@ -73,10 +101,10 @@ fn count(arrived: &[Uuid], event: &Envelope) -> usize {
 pub async fn a_server_that_hangs_up_on_one_event_takes_the_others(destination: &dyn Destination) {
     let head: Vec<usize> = (0..12).collect();
     for poisoned in [&[17][..], &[0], &[EVENTS - 1], &[3, 4, 40], &head[..]] {
-        let topic = Topic::shared(destination).await;
-        let Some((proxy, transport)) = through_a_proxy(&topic).await else { return };
-        let events = events(&topic, EVENTS, poisoned);
-        let outcomes = publish(&*transport, &events).await;
+        let Some(behind) = Behind::new(destination).await else { return };
+        let Behind { topic, proxy, transport, .. } = &behind;
+        let events = events(topic, EVENTS, poisoned);
+        let outcomes = publish(&**transport, &events).await;
         for (n, outcome) in outcomes.iter().enumerate() {
             if poisoned == [EVENTS - 1] && matches!(outcome, Outcome::TimedOut { .. }) {
                 // All others may have been taken before it broke the first connection.
@@ -100,19 +128,19 @@ pub async fn a_server_that_hangs_up_on_one_event_takes_the_others(destination: &
 pub async fn an_event_that_broke_its_connection_disturbs_nobody_when_it_comes_again(
     destination: &dyn Destination,
 ) {
-    let topic = Topic::shared(destination).await;
-    let Some((proxy, transport)) = through_a_proxy(&topic).await else { return };
+    let Some(behind) = Behind::new(destination).await else { return };
+    let Behind { topic, proxy, transport, .. } = &behind;
     let poison = topic.event("poison", POISON);
-    assert_undecided(&publish(&*transport, std::slice::from_ref(&poison)).await[0]);
-    deliver(&*transport, &events(&topic, 2, &[])).await;
+    assert_undecided(&publish(&**transport, std::slice::from_ref(&poison)).await[0]);
+    deliver(&**transport, &events(topic, 2, &[])).await;
     let before: Vec<Uuid> = topic.read().await.iter().map(id).collect();
     for round in 0..3 {
-        let mut batch = events(&topic, EVENTS, &[]);
+        let mut batch = events(topic, EVENTS, &[]);
         batch.insert(round * 20, poison.clone());
         let hung_up = proxy.hung_up();
-        let beside = events(&topic, EVENTS, &[]);
+        let beside = events(topic, EVENTS, &[]);
         let (outcomes, ()) =
-            tokio::join!(publish(&*transport, &batch), deliver(&*transport, &beside));
+            tokio::join!(publish(&**transport, &batch), deliver(&**transport, &beside));
         for (envelope, outcome) in batch.iter().zip(&outcomes) {
             if envelope.event.id() == poison.event.id() {
                 assert_refused(outcome);
@@ -134,10 +162,10 @@ pub async fn an_event_that_broke_its_connection_disturbs_nobody_when_it_comes_ag
 /// It is not the events, then: most of them are told that the destination takes nothing, which the relay
 /// believes, and no attempt of any is counted.
 pub async fn a_server_that_hangs_up_on_every_event_is_an_outage(destination: &dyn Destination) {
-    let topic = Topic::shared(destination).await;
-    let Some((_proxy, transport)) = through_a_proxy(&topic).await else { return };
+    let Some(behind) = Behind::new(destination).await else { return };
+    let Behind { topic, transport, .. } = &behind;
     let all: Vec<usize> = (0..EVENTS).collect();
-    let outcomes = publish(&*transport, &events(&topic, EVENTS, &all)).await;
+    let outcomes = publish(&**transport, &events(topic, EVENTS, &all)).await;
     let unavailable = outcomes.iter().filter(|outcome| match outcome {
         Outcome::Unavailable { after: None, .. } => true,
         Outcome::TimedOut { .. } => false,
@@ -147,5 +175,5 @@ pub async fn a_server_that_hangs_up_on_every_event_is_an_outage(destination: &dy
     for outcome in &outcomes {
         assert_clear(reason(outcome).expect("none was delivered"));
     }
-    deliver(&*topic.transport(&Options::default()), &events(&topic, 3, &[])).await;
+    deliver(&*topic.transport(&Options::default()), &events(topic, 3, &[])).await;
 }
