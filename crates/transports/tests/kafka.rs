@@ -4,7 +4,7 @@
 //! for messages, topics that stay missing, errors on demand) is tested beside the transport, on the client
 //! library's mock.
 
-use std::{env, path::Path, process::Command, sync::Arc};
+use std::{env, net::SocketAddr, path::Path, process::Command, sync::Arc};
 
 use async_trait::async_trait;
 use posthaste_core::{
@@ -41,8 +41,6 @@ impl Destination for Subject {
             keys: true,
             // The server knows no users.
             credentials: false,
-            // It names an address of its own, and the client library repeats by itself.
-            hangs_up: false,
             ..Traits::default()
         }
     }
@@ -68,6 +66,20 @@ impl Destination for Subject {
                 command
             },
         )
+    }
+
+    fn server_behind(&self, proxy: SocketAddr) -> Option<Server> {
+        let server = env::var("POSTHASTE_TEST_KAFKA_SERVER").expect("the path of tansu");
+        Some(Server::new(
+            |port| format!("kafka://127.0.0.1:{port}"),
+            move |port, _| {
+                let mut command = Command::new(&server);
+                command.args(["broker", "--listener-url", &format!("tcp://127.0.0.1:{port}")]);
+                command.args(["--advertised-listener-url", &format!("tcp://{proxy}")]);
+                command.args(["--storage-engine", "memory://tansu/"]);
+                command
+            },
+        ))
     }
 
     fn transport(&self, url: &str, options: &Options) -> Result<Arc<dyn Transport>> {

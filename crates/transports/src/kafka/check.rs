@@ -12,6 +12,7 @@ use super::{
     Kafka,
     connect::{Producer, Watcher},
 };
+use crate::apart::Shared;
 
 /// Most topics whose settings are asked for.
 const ASKED: usize = 1_000;
@@ -28,7 +29,7 @@ struct Found {
 impl Kafka {
     pub(super) async fn found(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let live = self.live().await.map_err(unavailable)?;
+        let live = self.live(&self.connection).await.map_err(unavailable)?;
         let place = self.config.place();
         let silent = || unavailable(format!("Kafka at {place} does not tell its topics"));
         let producer = live.producer().cloned().ok_or_else(silent)?;

@@ -10,6 +10,10 @@ use crate::url::{Common, DestinationUrl};
 /// Largest message unless set otherwise.
 const MAX_MESSAGE: usize = 2 * 1024 * 1024;
 
+/// Most messages of one request in a trial: a request over which the connection breaks names so many suspects,
+/// and each of these is tried alone.
+const SUSPECTS: usize = 16;
+
 /// How a user proves who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sasl {
@@ -220,7 +224,8 @@ impl KafkaConfig {
         };
         let mut client = ClientConfig::new();
         client
-            .set_log_level(RDKafkaLogLevel::Emerg)
+            // Nothing else than the log tells of a connection that breaks while others are left.
+            .set_log_level(RDKafkaLogLevel::Info)
             .set("bootstrap.servers", self.place())
             .set("client.id", "posthaste")
             .set("enable.idempotence", "true")
@@ -239,6 +244,10 @@ impl KafkaConfig {
             )
             // A batch is handed over at once, nobody waits for more.
             .set("linger.ms", "1")
+            // The first time; both grow with each. Half of the first one is also what it waits for until it connects to
+            // the broker that the first one names.
+            .set("reconnect.backoff.ms", "10")
+            .set("retry.backoff.ms", "10")
             .set("security.protocol", security);
         if let (Some(user), Some(password)) = (&self.user, &self.password) {
             client
@@ -255,6 +264,19 @@ impl KafkaConfig {
                 client.set(setting, path.display().to_string());
             }
         }
+        client
+    }
+
+    /// The client of a trial: a message whose connection breaks has failed, and is not repeated. One request at a time
+    /// keeps the order without idempotence, which repeats at least once.
+    pub(super) fn trial(&self) -> ClientConfig {
+        let mut client = self.client();
+        client
+            .set("enable.idempotence", "false")
+            .set("message.send.max.retries", "0")
+            .set("max.in.flight.requests.per.connection", "1")
+            .set("linger.ms", "0")
+            .set("batch.num.messages", SUSPECTS.to_string());
         client
     }
 }

@@ -11,7 +11,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
     producer::{FutureProducer, Producer as _, PurgeConfig},
 };
-use tokio::task::spawn_blocking;
+use tokio::{sync::watch, task::spawn_blocking};
 
 use super::Kafka;
 
@@ -21,10 +21,41 @@ const SLICE: Duration = Duration::from_millis(50);
 /// All brokers are gone only after this time: a host may have a second address that works.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// No topic can have this name: whoever is asked about it does not make it.
+const NO_TOPIC: &str = ".";
+
+/// What the library logs of a connection that ends: under this name, and with this in its text if the connection
+/// had been made.
+const FAILED: &str = "FAIL";
+const WAS_UP: &str = "in state UP";
+
+/// But with this the library ended it itself.
+const TIMED_OUT: &str = "timed out";
+
 pub(super) type Producer = FutureProducer<Watcher>;
 
+/// Who uses a producer, and so what becomes of a message whose connection breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// All publishes. The library sends it once more, under its sequence number.
+    Shared,
+    /// One trial. It has failed.
+    Trial,
+}
+
+impl Use {
+    /// So many broken connections are the library's to mend.
+    fn mended(self) -> usize {
+        match self {
+            Self::Shared => 1,
+            Self::Trial => 0,
+        }
+    }
+}
+
 /// A producer that has found its cluster.
-pub(super) struct Live {
+pub(crate) struct Live {
+    pub(super) used_by: Use,
     /// Taken when this is dropped.
     producer: Option<Producer>,
     /// Puts each message into a batch of its own; made when the server first called one too large.
@@ -35,7 +66,12 @@ pub(super) struct Live {
 /// What the library told of its brokers. It names brokers, not messages; its log may quote anything
 /// and is not kept.
 #[derive(Clone, Default)]
-pub(super) struct Watcher(Arc<Mutex<Trouble>>);
+pub(super) struct Watcher {
+    trouble: Arc<Mutex<Trouble>>,
+    /// How many connections broke that had been made. Only the log tells it of each: a callback comes when none is
+    /// left. The library is silent of one that was idle.
+    breaks: watch::Sender<usize>,
+}
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Trouble {
@@ -61,12 +97,16 @@ enum Reason {
 
 impl Watcher {
     pub(super) fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ClientContext for Watcher {
-    fn log(&self, _: RDKafkaLogLevel, _: &str, _: &str) {}
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, text: &str) {
+        if facility == FAILED && text.contains(WAS_UP) && !text.contains(TIMED_OUT) {
+            self.breaks.send_modify(|count| *count += 1);
+        }
+    }
 
     fn error(&self, error: KafkaError, why: &str) {
         let mut trouble = self.trouble();
@@ -103,16 +143,50 @@ impl Live {
         let trouble = *self.watcher.trouble();
         trouble.gone.is_none()
             && !trouble.spent
+            // The library does not tell of each break when there are many.
+            && !self.has_lost_one()
             && !matches!(trouble.reason, Some(Reason::Login))
             && !self.is_fatal()
     }
 
-    /// Forgets all messages: none is sent behind our back once its outcome is told.
-    pub(super) fn forget(&self) {
+    /// A connection broke that had been made.
+    pub(super) fn has_lost_one(&self) -> bool {
+        *self.watcher.breaks.borrow() > 0
+    }
+
+    /// Connections broke, and what was under way is not the library's to repeat any more.
+    pub(super) fn is_broken(&self) -> bool {
+        *self.watcher.breaks.borrow() > self.used_by.mended()
+    }
+
+    /// Returns when that is so.
+    pub(super) async fn broken(&self) {
+        let mut breaks = self.watcher.breaks.subscribe();
+        // The sender lives as long as this.
+        let _ = breaks.wait_for(|count| *count > self.used_by.mended()).await;
+    }
+
+    /// Forgets all messages: none is sent behind our back once its outcome is told. It waits for the library's
+    /// threads, which may be looking up a name.
+    pub(super) async fn forget(&self) {
+        let producers = self.producers();
+        let _ = spawn_blocking(move || purge(&producers)).await;
+    }
+
+    /// The same at once, for those who cannot wait.
+    pub(super) fn forget_now(&self) {
+        purge(&self.producers());
+    }
+
+    fn producers(&self) -> Vec<Producer> {
         let lonely = self.lonely.lock().unwrap_or_else(PoisonError::into_inner);
-        for producer in self.producer().into_iter().chain(&*lonely) {
-            producer.purge(PurgeConfig::default().queue().inflight());
-        }
+        self.producer().into_iter().chain(&*lonely).cloned().collect()
+    }
+}
+
+fn purge(producers: &[Producer]) {
+    for producer in producers {
+        producer.purge(PurgeConfig::default().queue().inflight());
     }
 }
 
@@ -125,9 +199,19 @@ impl Drop for Live {
     }
 }
 
+/// Makes a broker tell of itself once more. An idempotent producer asks for its id whenever one does, and otherwise
+/// only every 500 ms: too early the first time, when it has no connection to a broker that it knows by its id.
+fn make_ready(producer: &Producer, limit: Duration) {
+    // Without an answer it only takes longer.
+    let _ = producer.client().fetch_metadata(Some(NO_TOPIC), limit);
+}
+
 impl Kafka {
-    pub(super) async fn live(&self) -> Result<Arc<Live>, String> {
-        self.connection.live(Live::is_alive, async || self.connect().await).await
+    pub(super) fn client(&self, used_by: Use) -> ClientConfig {
+        match used_by {
+            Use::Shared => self.config.client(),
+            Use::Trial => self.config.trial(),
+        }
     }
 
     pub(super) fn make(client: &ClientConfig, watcher: &Watcher) -> Result<Producer, String> {
@@ -139,18 +223,25 @@ impl Kafka {
     }
 
     /// Makes a producer and waits until it has found the cluster.
-    async fn connect(&self) -> Result<Live, String> {
+    pub(super) async fn connect(&self, used_by: Use) -> Result<Live, String> {
         let begun = Instant::now();
         let watcher = Watcher::default();
-        let producer = Self::make(&self.config.client(), &watcher)?;
-        let live = Live { producer: Some(producer.clone()), lonely: Mutex::default(), watcher };
+        let producer = Some(Self::make(&self.client(used_by), &watcher)?);
+        let live = Live { used_by, producer, lonely: Mutex::default(), watcher };
+        let limit = self.config.common.connect_timeout;
         loop {
-            let client = producer.clone();
+            // The last one that goes must not go on the runtime.
+            let client = live.producer().cloned();
             let found = spawn_blocking(move || {
+                let Some(client) = client else { return false };
                 let asked = Instant::now();
                 let cluster = client.client().fetch_cluster_id(SLICE);
                 // An answer without an id comes at once, no answer takes all the time.
-                cluster.is_some() || asked.elapsed() < SLICE / 2
+                let found = cluster.is_some() || asked.elapsed() < SLICE / 2;
+                if found && used_by == Use::Shared {
+                    make_ready(&client, PATIENCE.min(limit.saturating_sub(begun.elapsed())));
+                }
+                found
             });
             if found.await.unwrap_or_default() {
                 return Ok(live);
@@ -159,7 +250,7 @@ impl Kafka {
             let final_reason =
                 matches!(trouble.reason, Some(Reason::Login | Reason::Certificate | Reason::Tls));
             let gone = trouble.gone.is_some_and(|since| since.elapsed() >= PATIENCE);
-            if final_reason || gone || begun.elapsed() >= self.config.common.connect_timeout {
+            if final_reason || gone || begun.elapsed() >= limit {
                 return Err(self.cannot_connect(trouble));
             }
         }
@@ -181,5 +272,26 @@ impl Kafka {
             None if trouble.failed.is_some() => format!("no connection to Kafka at {place}"),
             None => format!("Kafka at {place} does not answer"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_counts_as_broken_when_it_had_been_made_and_others_end_it() {
+        let watcher = Watcher::default();
+        let says = |facility: &str, text: &str| watcher.log(RDKafkaLogLevel::Info, facility, text);
+        let broker = "[thrd:host:9092/1]: host:9092/1:";
+        says("FAIL", &format!("{broker} Connect failed: refused (after 0ms in state CONNECT)"));
+        says(
+            "FAIL",
+            &format!("{broker} 1 request(s) timed out: disconnect (after 9ms in state UP)"),
+        );
+        says("REQTMOUT", &format!("{broker} Timed out 1 in-flight (after 9ms in state UP)"));
+        assert_eq!(*watcher.breaks.borrow(), 0);
+        says("FAIL", &format!("{broker} Disconnected (after 9ms in state UP)"));
+        assert_eq!(*watcher.breaks.borrow(), 1);
     }
 }

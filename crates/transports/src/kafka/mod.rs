@@ -38,9 +38,13 @@
 //!
 //! # When things fail
 //! The producer repeats by itself what a broken connection left open, under the same sequence number,
-//! so that a short outage costs neither a duplicate nor an attempt. It is thrown away and made
-//! anew after all brokers were gone, after a message timed out, and after a fatal error, which it
+//! so that a short outage costs neither a duplicate nor an attempt. It is used no more and made
+//! anew after a connection broke, after a message timed out, and after a fatal error, which it
 //! would keep for ever.
+//!
+//! When another connection breaks while it repeats, it may be over an event. What is under way is given up then, and
+//! goes on in a [trial](crate::apart), with a producer that repeats nothing: it tells which messages were on a
+//! connection that broke.
 //!
 //! # Why several events of a key do not fly together
 //! `enable.gapless.guarantee` stops the producer at the first event of a partition that fails, but
@@ -56,12 +60,16 @@ mod tests;
 
 use std::{
     fmt,
-    sync::PoisonError,
-    time::{Duration, Instant},
+    pin::pin,
+    sync::{Arc, PoisonError},
+    time::{self, Duration},
 };
 
 use async_trait::async_trait;
-use futures_util::FutureExt;
+use futures_util::{
+    FutureExt,
+    future::{Either, select},
+};
 use posthaste_core::{
     Envelope, Result,
     transport::{Capabilities, Outcome, Transport},
@@ -71,12 +79,15 @@ use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::{DeliveryFuture, FutureRecord},
 };
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
-use crate::connection::Connection;
+use crate::{
+    apart::{Apart, Sent, Shared, Suspects},
+    connection::Connection,
+};
 
 pub use self::config::{Compression, KafkaConfig, Sasl};
-use self::connect::{Live, Producer};
+use self::connect::{Live, Producer, Use};
 
 /// What stands before CloudEvents attributes in binary mode.
 const PREFIX: &str = "ce_";
@@ -94,13 +105,25 @@ const REPORT_DELAY: Duration = Duration::from_secs(2);
 pub struct Kafka {
     config: KafkaConfig,
     connection: Connection<Live>,
+    apart: Apart<Live>,
 }
 
 /// What became of one message.
-enum Sent {
+enum Report {
     Told(Outcome),
     /// The server refused the batch that it was in, for this reason: any of its messages may be at fault.
     BatchRefused(Code),
+    /// The connection broke, over this message or another one.
+    Lost(Lost),
+}
+
+/// What is known of a message that was given up on because a connection broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// The request that it was in was on that connection.
+    UnderWay,
+    /// It may have been waiting for its turn.
+    Unknown,
 }
 
 /// A publish under way. One that is dropped before its end leaves nothing behind that the library would still
@@ -115,7 +138,7 @@ impl Drop for UnderWay<'_> {
         if !self.ended {
             // What was purged in flight leaves a gap: the producer is made anew.
             self.live.watcher.trouble().spent = true;
-            self.live.forget();
+            self.live.forget_now();
         }
     }
 }
@@ -124,12 +147,13 @@ impl Kafka {
     /// Checks the configuration; the first publish connects.
     pub fn new(config: KafkaConfig) -> Result<Self> {
         config.check()?;
-        let connection = Connection::new(config.common.connect_timeout + CONNECT_DELAY);
-        Ok(Self { config, connection })
+        let limit = config.common.connect_timeout + CONNECT_DELAY;
+        let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
+        Ok(Self { config, connection, apart })
     }
 
     /// Hands one event to the producer.
-    fn send(&self, producer: &Producer, envelope: &Envelope) -> Result<DeliveryFuture, Outcome> {
+    fn enqueue(&self, producer: &Producer, envelope: &Envelope) -> Result<DeliveryFuture, Outcome> {
         let topic = envelope.topic();
         if let Some(fault) = fault_of(topic) {
             return Err(Outcome::dead(format!("topic {topic:?} is no Kafka topic: {fault}")));
@@ -160,66 +184,87 @@ impl Kafka {
         })
     }
 
-    /// Sends all events and waits for their reports, until the deadline.
+    /// Sends all events and waits for their reports, until the deadline. A producer whose connections break is told
+    /// to forget what it has.
     async fn send_all(
         &self,
         live: &Live,
         producer: &Producer,
         envelopes: &[&Envelope],
         deadline: Instant,
-    ) -> Vec<Sent> {
-        let begun = Instant::now();
-        let mut reports: Vec<_> =
-            envelopes.iter().map(|envelope| self.send(producer, envelope)).collect();
-        let mut sent = Vec::with_capacity(envelopes.len());
+    ) -> Vec<Report> {
+        let begun = time::Instant::now();
+        let mut waiting: Vec<_> =
+            envelopes.iter().map(|envelope| self.enqueue(producer, envelope)).collect();
+        let mut reports = Vec::with_capacity(envelopes.len());
         // In turn and with one timer for all.
         let reporting = async {
-            for (report, envelope) in reports.iter_mut().zip(envelopes) {
-                sent.push(match report {
+            for (report, envelope) in waiting.iter_mut().zip(envelopes) {
+                reports.push(match report {
                     Ok(report) => self.reported(live, begun, envelope, report.await),
-                    Err(outcome) => Sent::Told(outcome.clone()),
+                    Err(outcome) => Report::Told(outcome.clone()),
                 });
             }
         };
-        if timeout_at(deadline.into(), reporting).await.is_err() {
-            live.forget();
-            let missing = reports.iter_mut().zip(envelopes).skip(sent.len());
+        let ended = async {
+            let reporting = pin!(reporting);
+            if let Either::Right(((), reporting)) = select(reporting, pin!(live.broken())).await {
+                // It reports all that is left, then.
+                live.forget().await;
+                reporting.await;
+            }
+        };
+        if timeout_at(deadline, ended).await.is_err() {
+            live.forget().await;
+            let missing = waiting.iter_mut().zip(envelopes).skip(reports.len());
             let rest: Vec<_> = missing
                 .map(|(report, envelope)| match report.as_mut().map(FutureExt::now_or_never) {
                     Ok(Some(report)) => self.reported(live, begun, envelope, report),
                     Ok(None) => self.not_sent(live, begun, envelope, Code::MessageTimedOut),
-                    Err(outcome) => Sent::Told(outcome.clone()),
+                    Err(outcome) => Report::Told(outcome.clone()),
                 })
                 .collect();
-            sent.extend(rest);
+            reports.extend(rest);
         }
-        sent
+        reports
     }
 
     fn reported(
         &self,
         live: &Live,
-        begun: Instant,
+        begun: time::Instant,
         envelope: &Envelope,
         report: <DeliveryFuture as Future>::Output,
-    ) -> Sent {
+    ) -> Report {
         match report {
-            Ok(Ok(_)) => Sent::Told(Outcome::Delivered),
+            Ok(Ok(_)) => Report::Told(Outcome::Delivered),
             Ok(Err((error, _))) => self.not_sent(live, begun, envelope, code(&error)),
             // The producer is gone.
             Err(_) => self.not_sent(live, begun, envelope, Code::BrokerDestroy),
         }
     }
 
-    fn not_sent(&self, live: &Live, begun: Instant, envelope: &Envelope, code: Code) -> Sent {
+    fn not_sent(
+        &self,
+        live: &Live,
+        begun: time::Instant,
+        envelope: &Envelope,
+        code: Code,
+    ) -> Report {
         if matches!(code, Code::MessageTimedOut | Code::Unknown) {
             live.watcher.trouble().spent = true;
         }
-        Sent::Told(match code {
+        Report::Told(match code {
             Code::MessageSizeTooLarge
             | Code::MessageBatchTooLarge
             | Code::InvalidRecord
-            | Code::InvalidDifferentRecord => return Sent::BatchRefused(code),
+            | Code::InvalidDifferentRecord => return Report::BatchRefused(code),
+            Code::BrokerTransportFailure if live.used_by == Use::Trial => {
+                return Report::Lost(Lost::UnderWay);
+            }
+            Code::PurgeQueue | Code::PurgeInflight if live.is_broken() => {
+                return Report::Lost(Lost::Unknown);
+            }
             Code::MessageTimedOut => self.late(live, begun),
             code => self.refused(envelope, code),
         })
@@ -231,25 +276,26 @@ impl Kafka {
         live: &Live,
         envelopes: &[&Envelope],
         deadline: Instant,
-    ) -> Vec<Outcome> {
+    ) -> Vec<Report> {
         let producer = {
             let mut lonely = live.lonely.lock().unwrap_or_else(PoisonError::into_inner);
             if lonely.is_none() {
-                let mut client = self.config.client();
+                let mut client = self.client(live.used_by);
                 client.set("batch.num.messages", "1");
                 *lonely = Self::make(&client, &live.watcher).ok();
             }
             lonely.clone()
         };
         let Some(producer) = producer else {
-            return vec![Outcome::unavailable("the Kafka client cannot be made"); envelopes.len()];
+            let none = || Report::Told(Outcome::unavailable("the Kafka client cannot be made"));
+            return envelopes.iter().map(|_| none()).collect();
         };
-        let sent = self.send_all(live, &producer, envelopes, deadline).await;
-        let outcomes = sent.into_iter().zip(envelopes).map(|(sent, envelope)| match sent {
-            Sent::Told(outcome) => outcome,
-            Sent::BatchRefused(code) => self.refused(envelope, code),
+        let reports = self.send_all(live, &producer, envelopes, deadline).await;
+        let reports = reports.into_iter().zip(envelopes).map(|(report, envelope)| match report {
+            Report::BatchRefused(code) => Report::Told(self.refused(envelope, code)),
+            report => report,
         });
-        outcomes.collect()
+        reports.collect()
     }
 
     fn refused(&self, envelope: &Envelope, code: Code) -> Outcome {
@@ -303,20 +349,20 @@ impl Kafka {
             | Code::LeaderNotAvailable
             | Code::NotLeaderForPartition
             | Code::KafkaStorageError
-            | Code::RequestTimedOut => Outcome::unavailable(format!(
-                "the connection to Kafka at {place} was lost before the report ({code:?})"
-            )),
+            | Code::RequestTimedOut => Outcome::unavailable(format!("{} ({code:?})", self.lost())),
             code => Outcome::retry(format!("topic {topic:?} refused it ({code:?})")),
         }
     }
 
-    fn late(&self, live: &Live, begun: Instant) -> Outcome {
+    fn lost(&self) -> String {
+        format!("the connection to Kafka at {} was lost before the report", self.config.place())
+    }
+
+    fn late(&self, live: &Live, begun: time::Instant) -> Outcome {
         let trouble = *live.watcher.trouble();
-        if trouble.gone.is_some() || trouble.failed.is_some_and(|at| at >= begun) {
-            return Outcome::unavailable(format!(
-                "the connection to Kafka at {} was lost before the report",
-                self.config.place()
-            ));
+        let has_failed = trouble.failed.is_some_and(|at| at >= begun);
+        if trouble.gone.is_some() || has_failed || live.has_lost_one() {
+            return Outcome::unavailable(self.lost());
         }
         let timeout = self.config.common.publish_timeout;
         Outcome::timed_out(format!("no acknowledgement within {timeout:?}"))
@@ -346,46 +392,56 @@ impl Transport for Kafka {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        if batch.is_empty() {
-            return Vec::new();
-        }
-        let live = match self.live().await {
-            Ok(live) => live,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
-        };
+        let limit = self.config.common.publish_timeout + REPORT_DELAY;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for Kafka {
+    type Live = Live;
+
+    /// A producer that lives. One in another place than the shared one is for a trial.
+    async fn live(&self, place: &Connection<Live>) -> Result<Arc<Live>, String> {
+        let is_shared = std::ptr::eq(place, &raw const self.connection);
+        let used_by = if is_shared { Use::Shared } else { Use::Trial };
+        place.live(Live::is_alive, async || self.connect(used_by).await).await
+    }
+
+    async fn send(&self, live: &Live, batch: &[&Envelope], deadline: Instant) -> Sent {
         let Some(producer) = live.producer() else {
-            return vec![Outcome::unavailable("the Kafka producer is gone"); batch.len()];
+            let outcomes =
+                vec![Some(Outcome::unavailable("the Kafka producer is gone")); batch.len()];
+            return Sent { outcomes, broke: None, suspects: Suspects::Unknown, replace: true };
         };
-        let mut under_way = UnderWay { live: &live, ended: false };
-        let deadline = Instant::now() + self.config.common.publish_timeout + REPORT_DELAY;
-        let envelopes: Vec<&Envelope> = batch.iter().collect();
-        let sent = self.send_all(&live, producer, &envelopes, deadline).await;
-        let again: Vec<&Envelope> = sent
-            .iter()
-            .zip(batch)
-            .filter(|(sent, _)| matches!(sent, Sent::BatchRefused(_)))
-            .map(|(_, envelope)| envelope)
-            .collect();
-        let mut lonely = Vec::new().into_iter();
+        let mut under_way = UnderWay { live, ended: false };
+        let mut reports = self.send_all(live, producer, batch, deadline).await;
+        let again: Vec<usize> =
+            indices(&reports, |report| matches!(report, Report::BatchRefused(_))).collect();
         if !again.is_empty() {
-            lonely = self.send_lonely(&live, &again, deadline).await.into_iter();
+            let envelopes: Vec<&Envelope> = again.iter().map(|index| batch[*index]).collect();
+            let lonely = self.send_lonely(live, &envelopes, deadline).await;
+            again.iter().zip(lonely).for_each(|(index, report)| reports[*index] = report);
         }
         under_way.ended = true;
-        let outcomes = sent
-            .into_iter()
-            .filter_map(|sent| match sent {
-                Sent::Told(outcome) => Some(outcome),
-                Sent::BatchRefused(_) => lonely.next(),
-            })
-            .collect();
+        let named = |report: &Report| matches!(report, Report::Lost(Lost::UnderWay));
+        let suspects = Suspects::Named(indices(&reports, named).collect());
+        let outcomes = reports.into_iter().zip(batch).map(|(report, envelope)| match report {
+            Report::Told(outcome) => Some(outcome),
+            Report::BatchRefused(code) => Some(self.refused(envelope, code)),
+            Report::Lost(_) => None,
+        });
+        let outcomes: Vec<Option<Outcome>> = outcomes.collect();
+        let broke = outcomes.contains(&None).then(|| self.lost());
         if live.is_fatal() {
-            live.forget();
+            live.forget().await;
         }
-        if !live.is_alive() {
-            self.connection.lost(&live);
-        }
-        outcomes
+        Sent { outcomes, replace: broke.is_some() || !live.is_alive(), broke, suspects }
     }
+}
+
+/// Where in a batch such reports are.
+fn indices(reports: &[Report], is_meant: impl Fn(&Report) -> bool) -> impl Iterator<Item = usize> {
+    reports.iter().enumerate().filter(move |(_, report)| is_meant(report)).map(|(index, _)| index)
 }
 
 fn code(error: &KafkaError) -> Code {
