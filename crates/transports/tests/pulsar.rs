@@ -30,8 +30,7 @@ posthaste_testkit::transport_conformance!(subject);
 impl Destination for Subject {
     fn traits(&self) -> Traits {
         // The server knows no tokens.
-        // It names an address of its own.
-        Traits { keys: true, credentials: false, hangs_up: false, ..Traits::default() }
+        Traits { keys: true, credentials: false, ..Traits::default() }
     }
 
     fn url(&self) -> String {

@@ -3,17 +3,23 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, Mutex},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use pulsar::{
-    Authentication, ConnectionRetryOptions, Error as ClientError, OperationRetryOptions, Producer,
-    Pulsar as Client, TokioExecutor,
+    Authentication, ConnectionRetryOptions, Error as ClientError, Executor, OperationRetryOptions,
+    Producer, Pulsar as Client, TokioExecutor,
     error::{ConnectionError, ProducerError, ServiceDiscoveryError},
+    executor::{Delay, ExecutorKind, Interval, JoinHandle},
     message::proto::ServerError,
 };
-use tokio::{net::TcpStream, sync::Mutex as AsyncMutex, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::{Mutex as AsyncMutex, watch},
+    time::timeout,
+};
 
 use super::Pulsar;
 use crate::tls;
@@ -21,21 +27,85 @@ use crate::tls;
 /// Whoever does not even accept a connection within this time is gone.
 pub(super) const PROBE: Duration = Duration::from_secs(1);
 
+/// For so long the library waits before it makes a producer anew, after its connection broke or the server has closed
+/// it. It waits for nothing else so long.
+const BEFORE_IT_REPEATS: Duration = Duration::from_millis(100);
+
 /// A client that is connected, and its producers.
-pub(super) struct Live {
-    pub(super) client: Client<TokioExecutor>,
+pub(crate) struct Live {
+    pub(super) client: Client<Watcher>,
     /// By topic; each is made when its first event comes.
     pub(super) producers: Mutex<HashMap<String, Slot>>,
+    watcher: Watcher,
 }
 
-type Slot = Arc<AsyncMutex<Option<Producer<TokioExecutor>>>>;
+type Slot = Arc<AsyncMutex<Option<Producer<Watcher>>>>;
 
-impl Pulsar {
-    pub(super) async fn live(&self) -> Result<Arc<Live>, String> {
-        self.connection.get(async || self.connect().await).await
+/// Runs the library's tasks, and notices when it begins to repeat by itself what it had sent: nothing else
+/// tells that a connection broke.
+#[derive(Clone, Default)]
+pub(super) struct Watcher {
+    repeats: watch::Sender<bool>,
+}
+
+impl Executor for Watcher {
+    fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) -> Result<(), ()> {
+        TokioExecutor.spawn(task)
     }
 
-    async fn connect(&self) -> Result<Live, String> {
+    fn spawn_blocking<F, R>(&self, work: F) -> JoinHandle<R>
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        TokioExecutor.spawn_blocking(work)
+    }
+
+    fn interval(&self, period: Duration) -> Interval {
+        TokioExecutor.interval(period)
+    }
+
+    fn delay(&self, time: Duration) -> Delay {
+        if time == BEFORE_IT_REPEATS {
+            self.repeats.send_replace(true);
+        }
+        TokioExecutor.delay(time)
+    }
+
+    fn kind(&self) -> ExecutorKind {
+        TokioExecutor.kind()
+    }
+}
+
+impl Live {
+    /// Whether a connection broke.
+    pub(super) fn is_broken(&self) -> bool {
+        *self.watcher.repeats.borrow()
+    }
+
+    /// Returns when one breaks.
+    pub(super) async fn broken(&self) {
+        let mut repeats = self.watcher.repeats.subscribe();
+        // The sender lives as long as this.
+        let _ = repeats.wait_for(|repeats| *repeats).await;
+    }
+
+    /// Ends the producers: none repeats by itself what it has sent.
+    pub(super) fn forget(&self) {
+        let producers =
+            std::mem::take(&mut *self.producers.lock().unwrap_or_else(PoisonError::into_inner));
+        // One that sends right now ends with its publish.
+        drop(producers);
+    }
+}
+
+/// A time that is not taken for the library's own.
+fn distinct(time: Duration) -> Duration {
+    if time == BEFORE_IT_REPEATS { time + Duration::from_millis(1) } else { time }
+}
+
+impl Pulsar {
+    pub(super) async fn connect(&self) -> Result<Live, String> {
         let scheme = if self.config.tls { "pulsar+ssl" } else { "pulsar" };
         let mut authorities = None;
         if self.config.tls {
@@ -45,17 +115,18 @@ impl Pulsar {
         let share = self.config.common.connect_timeout / self.config.hosts.len() as u32;
         let connections = ConnectionRetryOptions {
             max_retries: 0, // `Connection` decides when to try again
-            connection_timeout: share,
+            connection_timeout: distinct(share),
             ..ConnectionRetryOptions::default()
         };
         let operations = OperationRetryOptions {
-            operation_timeout: self.config.common.publish_timeout,
-            retry_delay: Duration::from_millis(100),
+            operation_timeout: distinct(self.config.common.publish_timeout),
+            retry_delay: distinct(Duration::from_millis(100)),
             max_retries: Some(0),
         };
         let mut error = String::new();
         for address in self.config.addresses() {
-            let mut builder = Client::builder(format!("{scheme}://{address}"), TokioExecutor)
+            let watcher = Watcher::default();
+            let mut builder = Client::builder(format!("{scheme}://{address}"), watcher.clone())
                 .with_connection_retry_options(connections.clone())
                 .with_operation_retry_options(operations.clone());
             if let Some(token) = &self.config.token {
@@ -66,7 +137,9 @@ impl Pulsar {
                 builder = builder.with_certificate_chain(authorities.clone());
             }
             match timeout(share, builder.build()).await {
-                Ok(Ok(client)) => return Ok(Live { client, producers: Mutex::default() }),
+                Ok(Ok(client)) => {
+                    return Ok(Live { client, producers: Mutex::default(), watcher });
+                }
                 Ok(Err(refusal)) => error = self.cannot_connect(&address, &refusal),
                 Err(_) => error = format!("Pulsar at {address} does not answer"),
             }

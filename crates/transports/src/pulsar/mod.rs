@@ -32,8 +32,9 @@
 //! no deduplication is declared.
 //!
 //! # When things fail
-//! The client library repeats by itself, in order, what a broken connection left open. After a time-out
-//! or a connection that stays broken the client is thrown away, and all it still held with it.
+//! The client library would repeat by itself what a broken connection left open. It is not left to: with the first
+//! connection that breaks, and after a time-out, the client is thrown away, and all it still held with it. What was
+//! under way goes on in a [trial](crate::apart).
 //!
 //! The client library logs whole messages at level `trace`: leave that off.
 
@@ -43,11 +44,16 @@ mod connect;
 use std::{
     collections::HashMap,
     fmt,
+    pin::pin,
     sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use futures_util::{
+    FutureExt,
+    future::{Either, select},
+};
 use posthaste_core::{
     Envelope, Error, ErrorKind, Result,
     transport::{Capabilities, Outcome, Transport},
@@ -61,7 +67,10 @@ use pulsar::{
 use rustls::crypto::{CryptoProvider, ring};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::connection::Connection;
+use crate::{
+    apart::{Apart, Sent, Shared, Suspects},
+    connection::Connection,
+};
 
 pub use self::config::PulsarConfig;
 use self::connect::{Fault, Live, PROBE, fault_of};
@@ -82,15 +91,23 @@ const RECEIPT_DELAY: Duration = Duration::from_millis(500);
 pub struct Pulsar {
     config: PulsarConfig,
     connection: Connection<Live>,
+    apart: Apart<Live>,
 }
 
 /// What became of one message.
-enum Sent {
+enum Receipt {
     Told(Outcome),
     /// No receipt in time.
     Late,
     /// The connection is gone.
     Lost,
+}
+
+/// What was sent of a batch, and what became of the first ones.
+#[derive(Default)]
+struct Progress {
+    sends: Vec<Result<SendFuture, Receipt>>,
+    receipts: Vec<Receipt>,
 }
 
 impl Pulsar {
@@ -102,8 +119,9 @@ impl Pulsar {
             // compiled in. Whoever was first is as good.
             let _ = ring::default_provider().install_default();
         }
-        let connection = Connection::new(config.common.connect_timeout);
-        Ok(Self { config, connection })
+        let limit = config.common.connect_timeout;
+        let (connection, apart) = (Connection::new(limit), Apart::new(limit, false));
+        Ok(Self { config, connection, apart })
     }
 
     fn message(&self, envelope: &Envelope) -> Result<Message, Outcome> {
@@ -137,22 +155,22 @@ impl Pulsar {
     }
 
     /// Sends one event; its receipt is awaited later.
-    async fn send(
+    async fn send_one(
         &self,
         live: &Live,
         envelope: &Envelope,
         deadline: Instant,
-    ) -> Result<SendFuture, Sent> {
-        let told = |error| Sent::Told(Outcome::dead(error));
+    ) -> Result<SendFuture, Receipt> {
+        let told = |error| Receipt::Told(Outcome::dead(error));
         let topic = self.config.topic(envelope.topic()).map_err(|fault| {
             told(format!("topic {:?} is no Pulsar topic: {fault}", envelope.topic()))
         })?;
-        let message = self.message(envelope).map_err(Sent::Told)?;
+        let message = self.message(envelope).map_err(Receipt::Told)?;
         let slot = {
             let mut slots = live.producers.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(slots.entry(topic.clone()).or_default())
         };
-        let mut slot = timeout_at(deadline, slot.lock()).await.map_err(|_| Sent::Late)?;
+        let mut slot = timeout_at(deadline, slot.lock()).await.map_err(|_| Receipt::Late)?;
         if slot.is_none() {
             let options = ProducerOptions {
                 block_queue_if_full: true,
@@ -166,33 +184,33 @@ impl Pulsar {
             match timeout_at(deadline, made).await {
                 Ok(Ok(Ok(producer))) => *slot = Some(producer),
                 Ok(Ok(Err(error))) => return Err(self.refused(envelope, &error)),
-                Ok(Err(_)) => return Err(Sent::Lost),
-                Err(_) => return Err(Sent::Late),
+                Ok(Err(_)) => return Err(Receipt::Lost),
+                Err(_) => return Err(Receipt::Late),
             }
         }
-        let Some(producer) = slot.as_mut() else { return Err(Sent::Lost) };
+        let Some(producer) = slot.as_mut() else { return Err(Receipt::Lost) };
         // The library's futures are large.
         let sending = Box::pin(producer.send_non_blocking(message));
         match timeout_at(deadline, sending).await {
             Ok(sent) => sent.map_err(|error| self.refused(envelope, &error)),
-            Err(_) => Err(Sent::Late),
+            Err(_) => Err(Receipt::Late),
         }
     }
 
-    fn refused(&self, envelope: &Envelope, error: &ClientError) -> Sent {
+    fn refused(&self, envelope: &Envelope, error: &ClientError) -> Receipt {
         let topic = envelope.topic();
         let kind = match fault_of(error) {
             Fault::Server(kind) => kind,
-            Fault::Late => return Sent::Late,
+            Fault::Late => return Receipt::Late,
             Fault::Login => {
-                return Sent::Told(Outcome::unavailable(format!(
+                return Receipt::Told(Outcome::unavailable(format!(
                     "Pulsar at {} refused the login: check its token",
                     self.config.place()
                 )));
             }
-            Fault::Io(_) | Fault::Lost => return Sent::Lost,
+            Fault::Io(_) | Fault::Lost => return Receipt::Lost,
         };
-        Sent::Told(match kind {
+        Receipt::Told(match kind {
             ServerError::InvalidTopicName => {
                 Outcome::dead(format!("Pulsar takes no topic {topic:?}"))
             }
@@ -223,11 +241,55 @@ impl Pulsar {
         })
     }
 
-    fn lost(&self) -> Outcome {
-        Outcome::unavailable(format!(
-            "the connection to Pulsar at {} was lost before the receipt",
-            self.config.place()
-        ))
+    fn receipt(&self, envelope: &Envelope, answer: <SendFuture as Future>::Output) -> Receipt {
+        match answer {
+            Ok(_) => Receipt::Told(Outcome::Delivered),
+            Err(error) => self.refused(envelope, &error),
+        }
+    }
+
+    /// Sends all, then waits for their receipts in turn, until the deadline.
+    async fn send_all(
+        &self,
+        live: &Live,
+        batch: &[&Envelope],
+        deadline: Instant,
+        progress: &mut Progress,
+    ) {
+        for envelope in batch {
+            progress.sends.push(self.send_one(live, envelope, deadline).await);
+        }
+        for (send, envelope) in progress.sends.iter_mut().zip(batch) {
+            let receipt = match send {
+                Ok(receipt) => match timeout_at(deadline, receipt).await {
+                    Ok(answer) => self.receipt(envelope, answer),
+                    Err(_) => Receipt::Late,
+                },
+                Err(receipt) => std::mem::replace(receipt, Receipt::Lost),
+            };
+            progress.receipts.push(receipt);
+        }
+    }
+
+    /// What became of each event when a connection broke.
+    fn when_it_broke(&self, batch: &[&Envelope], mut progress: Progress) -> Vec<Receipt> {
+        let mut receipts = progress.receipts;
+        for (place, envelope) in batch.iter().enumerate().skip(receipts.len()) {
+            receipts.push(match progress.sends.get_mut(place) {
+                // It may have come before.
+                Some(Ok(receipt)) => match receipt.now_or_never() {
+                    Some(answer) => self.receipt(envelope, answer),
+                    None => Receipt::Lost,
+                },
+                Some(Err(receipt)) => std::mem::replace(receipt, Receipt::Lost),
+                None => Receipt::Lost,
+            });
+        }
+        receipts
+    }
+
+    fn lost(&self) -> String {
+        format!("the connection to Pulsar at {} was lost before the receipt", self.config.place())
     }
 }
 
@@ -253,7 +315,7 @@ impl Transport for Pulsar {
 
     async fn check(&self) -> Result<String> {
         let unavailable = |error: String| Error::new(ErrorKind::Unavailable, error);
-        let live = self.live().await.map_err(unavailable)?;
+        let live = self.live(&self.connection).await.map_err(unavailable)?;
         let place = self.config.place();
         let namespace = format!("{}/{}", self.config.tenant, self.config.namespace);
         // Asks who serves it; the topic is not made.
@@ -281,43 +343,47 @@ impl Transport for Pulsar {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        if batch.is_empty() {
-            return Vec::new();
-        }
-        let live = match self.live().await {
-            Ok(live) => live,
-            Err(error) => return vec![Outcome::unavailable(error); batch.len()],
+        let limit = self.config.common.publish_timeout + RECEIPT_DELAY;
+        self.apart.publish(self, &self.connection, batch, limit).await
+    }
+}
+
+impl Shared for Pulsar {
+    type Live = Live;
+
+    async fn live(&self, place: &Connection<Live>) -> Result<Arc<Live>, String> {
+        place.live(|live| !live.is_broken(), async || self.connect().await).await
+    }
+
+    async fn send(&self, live: &Live, batch: &[&Envelope], deadline: Instant) -> Sent {
+        let mut progress = Progress::default();
+        let has_ended = {
+            let sending = pin!(self.send_all(live, batch, deadline, &mut progress));
+            matches!(select(sending, pin!(live.broken())).await, Either::Left(_))
         };
-        let deadline = Instant::now() + self.config.common.publish_timeout + RECEIPT_DELAY;
-        let mut sends = Vec::with_capacity(batch.len());
-        for envelope in batch {
-            sends.push(self.send(&live, envelope, deadline).await);
-        }
-        let mut results = Vec::with_capacity(batch.len());
-        for (send, envelope) in sends.into_iter().zip(batch) {
-            results.push(match send {
-                Ok(receipt) => match timeout_at(deadline, receipt).await {
-                    Ok(Ok(_)) => Sent::Told(Outcome::Delivered),
-                    Ok(Err(error)) => self.refused(envelope, &error),
-                    Err(_) => Sent::Late,
-                },
-                Err(sent) => sent,
-            });
-        }
-        let late = results.iter().any(|sent| matches!(sent, Sent::Late));
-        if late || results.iter().any(|sent| matches!(sent, Sent::Lost)) {
-            self.connection.lost(&live);
-        }
+        let receipts = if has_ended {
+            progress.receipts
+        } else {
+            live.forget();
+            self.when_it_broke(batch, progress)
+        };
+        let late = receipts.iter().any(|receipt| matches!(receipt, Receipt::Late));
+        let lost = receipts.iter().any(|receipt| matches!(receipt, Receipt::Lost));
+        // After a time-out it is the library that ends a connection.
+        let by_the_server = live.is_broken() && !late;
         let there = !late || self.is_there().await;
-        let outcomes = results.into_iter().map(|sent| match sent {
-            Sent::Told(outcome) => outcome,
-            Sent::Late if there => Outcome::timed_out(format!(
+        let outcomes = receipts.into_iter().map(|receipt| match receipt {
+            Receipt::Told(outcome) => Some(outcome),
+            Receipt::Late if there => Some(Outcome::timed_out(format!(
                 "no acknowledgement within {:?}",
                 self.config.common.publish_timeout
-            )),
-            Sent::Late | Sent::Lost => self.lost(),
+            ))),
+            Receipt::Lost if by_the_server => None,
+            Receipt::Late | Receipt::Lost => Some(Outcome::unavailable(self.lost())),
         });
-        outcomes.collect()
+        let outcomes: Vec<Option<Outcome>> = outcomes.collect();
+        let broke = outcomes.contains(&None).then(|| self.lost());
+        Sent { outcomes, broke, suspects: Suspects::Unknown, replace: late || lost }
     }
 }
 
