@@ -466,28 +466,72 @@ async fn nats_hangs_up_on_ten() {
     shows(Case { url, fault, reason, repeats: false, read }).await;
 }
 
+/// Tells its clients this address instead of its own, if one is given.
 #[cfg(feature = "kafka")]
-#[tokio::test(flavor = "multi_thread")]
-async fn kafka_takes_no_ten_that_are_too_large() {
+async fn kafka(advertised: Option<std::net::SocketAddr>) -> Server {
     let server = given("POSTHASTE_TEST_KAFKA_SERVER");
     let mut server = Server::new(
         |port| format!("kafka://127.0.0.1:{port}"),
         move |port, _| {
-            let listener = format!("tcp://127.0.0.1:{port}");
+            let own = format!("127.0.0.1:{port}");
+            let advertised = advertised.map_or_else(|| own.clone(), |proxy| proxy.to_string());
             let mut command = Command::new(&server);
-            command.args(["broker", "--listener-url", &listener]);
-            command.args(["--advertised-listener-url", &listener]);
+            command.args(["broker", "--listener-url", &format!("tcp://{own}")]);
+            command.args(["--advertised-listener-url", &format!("tcp://{advertised}")]);
             command.args(["--storage-engine", "memory://tansu/"]);
             command
         },
     );
     server.start().await;
+    server
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_takes_no_ten_that_are_too_large() {
+    let server = kafka(None).await;
     let place = format!("127.0.0.1:{}", server.port());
     prepare("kafka", &place, TOPIC).await;
     let url = format!("{}?max_message=100000", server.url());
     let read = async || read("kafka", &place, TOPIC).await;
     let (fault, reason) = (Fault::TooLarge(LARGE), "too large");
     shows(Case { url, fault, reason, repeats: false, read }).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_hangs_up_on_ten() {
+    let proxy = Proxy::start("").await.unwrap();
+    let server = kafka(Some(proxy.address())).await;
+    proxy.forward_to(format!("127.0.0.1:{}", server.port()));
+    let place = proxy.address().to_string();
+    prepare("kafka", &place, TOPIC).await;
+    proxy.hang_up_on(POISON);
+    let url = format!("kafka://{place}");
+    let read = async || read("kafka", &place, TOPIC).await;
+    let (fault, reason) = (Fault::HungUpOn, "breaks its connection");
+    shows(Case { url, fault, reason, repeats: true, read }).await;
+}
+
+#[cfg(feature = "pulsar")]
+#[tokio::test(flavor = "multi_thread")]
+async fn pulsar_hangs_up_on_ten() {
+    let server = given("POSTHASTE_TEST_PULSAR_SERVER");
+    let mut server = Server::new(
+        |port| format!("pulsar://127.0.0.1:{port}"),
+        move |port, folder| {
+            let mut command = Command::new(&server);
+            command.arg(port.to_string()).arg(folder);
+            command
+        },
+    );
+    server.start().await;
+    prepare("pulsar", &server.url(), TOPIC).await;
+    let (proxy, url) = hangs_up(&server.url()).await;
+    proxy.stand_in();
+    let read = async || read("pulsar", &server.url(), TOPIC).await;
+    let (fault, reason) = (Fault::HungUpOn, "breaks its connection");
+    shows(Case { url, fault, reason, repeats: true, read }).await;
 }
 
 /// What a receiver has taken: how often each event.
