@@ -863,7 +863,7 @@ mod tests {
         let outcomes = publisher.publish(&events).await;
         assert_eq!(outcomes, [Outcome::Delivered, Outcome::Delivered, refused.clone()]);
         for _ in 0..5 {
-            assert_eq!(publisher.publish(&events[2..]).await, [refused.clone()]);
+            assert_eq!(publisher.publish(&events[2..]).await, vec![refused.clone()]);
         }
     }
 
