@@ -65,29 +65,27 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// Commits, then hands over what was enqueued. When the result of the commit is unknown, the
     /// relay is only woken: it finds by itself whether there is anything.
     ///
-    /// It is an error where nothing was committed, also where the server would answer with success: a
-    /// statement has failed before (PostgreSQL), the database has ended the transaction (MySQL, SQLite),
-    /// a call of `enqueue`, `savepoint`, `release`, `rollback` of a savepoint or the inbox was dropped
-    /// half-way, or a savepoint of the driver's was dropped while it was being set. On PostgreSQL this costs
-    /// one question more, unless `enqueue` came last.
+    /// It is an error where nothing was committed, also where the server would answer with success:
+    /// a statement has failed before (PostgreSQL), the database has ended the transaction (MySQL,
+    /// SQLite), a call of `enqueue`, `savepoint`, `release`, `rollback` of a savepoint or the inbox
+    /// was dropped half-way, or a savepoint of the driver's was dropped while it was being set. On
+    /// PostgreSQL and MySQL this costs one question more, unless `enqueue` came last.
     pub async fn commit(mut self) -> Result<()> {
         self.refuse_given_up()?;
-        let Self { mut open, mut batches, proven } = self;
+        if let Err(error) = DB::ready(&mut self.open, self.proven).await {
+            return Err(refused(error, "nothing was committed; the transaction was rolled back"));
+        }
+        let Self { mut open, mut batches, .. } = self;
         // From here on it is unknown until it is known: nobody may wait for the answer.
         batches.end = Moment::Unknown;
-        match DB::commit(open.take(), proven).await {
+        match DB::commit(open.take()).await {
             Ok(()) => {
                 batches.end = Moment::Committed;
                 Ok(())
             }
             Err(error) if is_rolled_back(&error) => {
                 batches.end = Moment::RolledBack;
-                let code = error.as_database_error().and_then(DatabaseError::code);
-                if code.as_deref() == Some(IN_FAILED_TRANSACTION) {
-                    let message = "a statement has failed in the transaction; it was rolled back";
-                    return Err(Error::new(ErrorKind::Database, message).with_source(error));
-                }
-                Err(commit_failed(error, "the database refused the commit; it was rolled back"))
+                Err(refused(error, "the database refused the commit; it was rolled back"))
             }
             Err(error) if DB::had_ended(&error) => {
                 let message = "the database has ended the transaction before the commit, as after a \
@@ -123,6 +121,16 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }
+}
+
+/// The error of a transaction that was rolled back instead of committed.
+fn refused(error: sqlx::Error, message: &'static str) -> Error {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    if code.as_deref() == Some(IN_FAILED_TRANSACTION) {
+        let message = "a statement has failed in the transaction; it was rolled back";
+        return Error::new(ErrorKind::Database, message).with_source(error);
+    }
+    commit_failed(error, message)
 }
 
 /// As [`commit_failed`], unless the server has ended the transaction before, and its savepoints with it.

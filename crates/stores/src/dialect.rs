@@ -47,9 +47,10 @@ pub trait Dialect: Database {
     ) -> impl Future<Output = ()> + Send;
 
     /// Refuses when the database has ended the transaction that the driver takes for open on this
-    /// connection, as MySQL does to resolve a deadlock and SQLite when the disk is full: whatever is
-    /// written then commits by itself. On MySQL the connection is of no use after that. On PostgreSQL a
-    /// transaction ends only when the client says so.
+    /// connection, as MySQL does to resolve a deadlock and SQLite when the disk is full: whatever
+    /// is written then commits by itself. On MySQL the connection is of no use after that; a
+    /// connection is refused, too, on which the driver has lost its place in the answers. On
+    /// PostgreSQL a transaction ends only when the client says so.
     fn still_open(connection: &mut Self::Connection) -> impl Future<Output = Result<()>> + Send {
         let _ = connection;
         std::future::ready(Ok(()))
@@ -70,14 +71,25 @@ pub trait Dialect: Database {
         begin_undisturbed(pool, None)
     }
 
-    /// Commits a transaction of [`begin`](Self::begin), and never says so of one that was rolled back:
-    /// PostgreSQL answers the commit of a transaction in which a statement has failed with success, and
-    /// MySQL and, after a savepoint, SQLite that of one which they have ended themselves. `proven`: the last statement in it has succeeded.
-    fn commit(
-        transaction: Transaction<'static, Self>,
+    /// Asks, before a transaction of [`begin`](Self::begin) is committed, what its commit would not
+    /// tell: PostgreSQL answers the commit of one in which a statement has failed with success, and
+    /// on MySQL the driver loses its place in the answers when a statement is dropped while the
+    /// server prepares it. `proven`: the last statement in it was one of ours, and has succeeded.
+    /// After an error the transaction can only be rolled back, or [abandoned](Self::abandon).
+    fn ready(
+        connection: &mut Self::Connection,
         proven: bool,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
-        let _ = proven;
+        let _ = (connection, proven);
+        std::future::ready(Ok(()))
+    }
+
+    /// Commits a transaction of [`begin`](Self::begin) that is [`ready`](Self::ready), and never
+    /// says so of one that was rolled back: MySQL and, after a savepoint, SQLite answer with
+    /// success also the commit of one which they have ended themselves.
+    fn commit(
+        transaction: Transaction<'static, Self>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
         transaction.commit()
     }
 

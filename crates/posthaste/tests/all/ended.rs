@@ -1,7 +1,13 @@
 //! Transactions that the server has ended, or will not commit: nothing is written outside of them, and
 //! nobody is told that they were committed.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use crate::support::{Fixture, TestDatabase, event, hang_up, soon};
 use futures_util::FutureExt;
@@ -788,6 +794,111 @@ async fn a_rollback_after_a_statement_that_was_given_up_leaves_the_pool_whole() 
         assert!(n < 1_000, "only {given_up} of {n} were given up half-way");
     }
     pool.close().await;
+    clean(on).await;
+}
+
+/// How the application goes on after a timeout around one of its own statements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum GoesOn {
+    Drops,
+    RollsBack,
+    Commits,
+    Enqueues,
+    Records,
+}
+
+/// So many panics of this process, also of those that nobody hears of.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// Gives up a statement of its own with so many placeholders while the server prepares it, and goes
+/// on. Whether what it had done before was committed.
+async fn give_up_a_statement_and(
+    goes_on: GoesOn,
+    on: &Fixture<MySql>,
+    pool: &sqlx::Pool<MySql>,
+    (placeholders, n): (usize, u32),
+) -> bool {
+    let mut tx = on.outbox().begin(pool).await.unwrap();
+    MySql::run_on(tx.connection(), effect(on, n)).await.unwrap();
+    for attempt in 0.. {
+        // The server has not prepared it before, and describes each placeholder and each column.
+        let placeholders = vec!["?"; placeholders].join(", ");
+        let query = format!("select concat({placeholders}) as c{n}_{attempt}");
+        if is_given_up(MySql::run_on(tx.connection(), query)) {
+            break;
+        }
+    }
+    match goes_on {
+        GoesOn::Drops => drop(tx),
+        GoesOn::RollsBack => drop(tx.rollback().await),
+        GoesOn::Commits => drop(tx.commit().await.unwrap_err()),
+        GoesOn::Enqueues => {
+            let refused = on.outbox().enqueue(&mut tx, event("k", 1)).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+            return tx.commit().await.is_ok();
+        }
+        GoesOn::Records => {
+            let inbox = Inbox::<MySql>::new(on.table());
+            let refused = inbox.first(&mut tx, "billing", "m").await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+            return tx.commit().await.is_ok();
+        }
+    }
+    false
+}
+
+/// The definitions of its placeholders and columns are still to be read: whoever comes next takes
+/// them for the answer, in which the driver panics, or waits for ever for the rest of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_statement_that_was_given_up_every_end_comes_soon_and_leaves_the_pool_whole() {
+    let on = Arc::new(fixture().await);
+    let url = crate::support::url("POSTHASTE_TEST_MARIADB");
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICS.fetch_add(1, Relaxed);
+        print(panic);
+    }));
+    let (mut wrong, mut n, mut committed) = (Vec::new(), 0, 0);
+    for placeholders in [1, 2, 8] {
+        for goes_on in
+            [GoesOn::Drops, GoesOn::RollsBack, GoesOn::Commits, GoesOn::Enqueues, GoesOn::Records]
+        {
+            n += 1;
+            let pool = one_connection::<MySql>(&url).await;
+            let before = PANICS.load(Relaxed);
+            let ends = tokio::spawn({
+                let (on, pool) = (Arc::clone(&on), pool.clone());
+                async move { give_up_a_statement_and(goes_on, &on, &pool, (placeholders, n)).await }
+            });
+            let when = format!("{goes_on:?} after one with {} placeholders", placeholders);
+            match tokio::time::timeout(Duration::from_secs(12), ends).await {
+                // After a refusal the driver can find its place again: the rest is as good as ever.
+                Ok(Ok(one)) => committed += i64::from(one),
+                Ok(Err(panicked)) => wrong.push(format!("{when}: {panicked}")),
+                Err(_) => wrong.push(format!("{when}: hangs")),
+            }
+            let next = async {
+                let mut connection = pool.acquire().await?;
+                MySql::run_on(&mut connection, effect(&on, 10_000 + n)).await
+            };
+            match tokio::time::timeout(Duration::from_secs(12), next).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => wrong.push(format!("the next one, {when}: {error}")),
+                Err(_) => wrong.push(format!("the next one, {when}: hangs")),
+            }
+            // Whoever drops it or rolls it back does all right: a process that ends with a panic
+            // must live on.
+            let own = !matches!(goes_on, GoesOn::Drops | GoesOn::RollsBack);
+            if !own && PANICS.load(Relaxed) > before {
+                wrong.push(format!("{when}: panics"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let kept = on.number("select count(*) from {events}_effects where n < 10000").await;
+    assert_eq!((kept, on.number(EVENTS).await), (committed, 0), "of what was given up");
+    assert_eq!(on.number(EFFECTS).await, i64::from(n) + committed, "of the next ones");
+    let Ok(on) = Arc::try_unwrap(on) else { panic!("somebody is still at it") };
     clean(on).await;
 }
 

@@ -302,8 +302,9 @@ async fn an_unknown_commit_fires_neither_after_commit_nor_after_rollback() {
     let outbox = on.outbox().with_hook(notes.clone());
     // The server ends the connection, and nobody hears what became of the commit.
     let mut tx = outbox.begin(&on.pool).await.unwrap();
-    outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
     let pid = backend(&mut tx).await;
+    // Last, so that nothing is asked before the commit.
+    outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
     let ended: bool = sqlx::query_scalar("select pg_terminate_backend($1, 10000)")
         .bind(pid)
         .fetch_one(&on.pool)
@@ -372,6 +373,32 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     assert_eq!(written(&on).await, 0);
     on.sql("drop table {events}_once").await;
     on.clean().await;
+}
+
+/// The connection breaks before the commit is sent.
+async fn a_commit_that_was_never_sent_is_a_rollback<DB: TestDatabase>(cut: &str) {
+    let on = DB::fixture().await;
+    let notes = Notes::default();
+    let outbox = on.outbox().with_hook(notes.clone());
+    let mut tx = outbox.begin(&on.pool).await.unwrap();
+    outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
+    DB::run_on(tx.connection(), cut.to_owned()).await.unwrap_err();
+    let failed = tx.commit().await.unwrap_err();
+    assert!(failed.is_transient() && failed.to_string().contains("rolled back"), "{failed}");
+    assert_eq!(notes.taken(), ["write: a", "rollback: a"]);
+    assert_eq!(written(&on).await, 0);
+    on.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgres_a_commit_that_was_never_sent_is_a_rollback() {
+    let cut = "select pg_terminate_backend(pg_backend_pid())";
+    a_commit_that_was_never_sent_is_a_rollback::<Postgres>(cut).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_mariadb_a_commit_that_was_never_sent_is_a_rollback() {
+    a_commit_that_was_never_sent_is_a_rollback::<sqlx::MySql>("kill connection_id()").await;
 }
 
 #[tokio::test]

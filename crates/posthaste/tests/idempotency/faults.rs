@@ -1,10 +1,12 @@
 //! What breaks on the way: handlers, clients, connections, leases.
 
+use std::time::Duration;
+
 use axum::{Router, routing::post};
 use futures_util::{FutureExt as _, future::join_all};
 use posthaste::idempotency::IdempotencyLayer;
 use sqlx::postgres::PgPoolOptions;
-use tokio::{net::TcpListener, task::spawn};
+use tokio::{net::TcpListener, task::spawn, time::timeout};
 
 use crate::{
     shop::{Answer, EFFECTS, EVENTS, KEYS, KeyDatabase, Server, client},
@@ -242,6 +244,29 @@ async fn on_postgres_a_handler_that_passes_over_the_end_of_its_transaction_is_50
 #[tokio::test]
 async fn on_mariadb_a_handler_that_passes_over_the_end_of_its_transaction_is_500() {
     a_handler_that_passes_over_the_end_of_its_transaction_is_500::<sqlx::MySql>().await;
+}
+
+/// The driver has lost its place in the answers: whoever stores the response would wait for ever,
+/// with the transaction's locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_a_handler_that_gives_a_statement_up_is_answered_soon_and_its_key_free() {
+    let fixture = <sqlx::MySql as TestDatabase>::fixture().await;
+    let server = Server::start(&fixture).await;
+    for behaviour in ["give-up-2", "give-up-8"] {
+        let limit = Duration::from_secs(20);
+        let answer = timeout(limit, server.pay("k", behaviour)).await.expect(behaviour);
+        answer.is_problem(503, "unavailable");
+        freed(&fixture).await;
+        let optional = server.client.post(format!("{}/optional/pay", server.url));
+        let answer = Answer::of(optional.header("x-do", behaviour).body("42"));
+        let answer = timeout(limit, answer).await.expect(behaviour);
+        answer.is_problem(503, "unavailable");
+        assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (0, 0));
+    }
+    assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
+    assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (1, 1));
+    server.stop(&fixture).await;
+    fixture.clean().await;
 }
 
 /// Behind a pooler that lends out connections by the transaction, to more than it has.

@@ -172,6 +172,15 @@ async fn pay<DB: KeyDatabase>(
             while tx.connection().begin().now_or_never().is_some() {}
             StatusCode::CREATED
         }
+        // Placeholders and a column that the server is still to describe: nobody has prepared it
+        // before.
+        "give-up-2" | "give-up-8" => {
+            let placeholders =
+                if behaviour == "give-up-2" { "?, ?" } else { "?, ?, ?, ?, ?, ?, ?, ?" };
+            let query = || format!("select concat({placeholders}) as c{}", Uuid::now_v7().simple());
+            while DB::run_on(tx.connection(), query()).now_or_never().is_some() {}
+            StatusCode::CREATED
+        }
         "decline" => StatusCode::PAYMENT_REQUIRED,
         // As a layer for timeouts, or for panics, answers when it gives up on a handler.
         "hang" => StatusCode::REQUEST_TIMEOUT,

@@ -345,10 +345,11 @@ impl Dialect for MySql {
         transaction::begin(pool).await
     }
 
-    async fn commit(
-        transaction: Transaction<'static, Self>,
-        _proven: bool,
-    ) -> Result<(), sqlx::Error> {
+    async fn ready(connection: &mut MySqlConnection, proven: bool) -> Result<(), sqlx::Error> {
+        transaction::ready(connection, proven).await
+    }
+
+    async fn commit(transaction: Transaction<'static, Self>) -> Result<(), sqlx::Error> {
         transaction::commit(transaction).await
     }
 

@@ -5,13 +5,20 @@
 //! `innodb_rollback_on_timeout` is set. A statement such as `create table` commits what is open. The
 //! driver notices none of it. Savepoints do: they end with their transaction, and outside of one none is
 //! set.
+//!
+//! The driver loses its place in the answers when a statement is dropped while the server prepares
+//! it: it takes the description of that statement's placeholders and columns for what the next one
+//! answers. Then it panics, waits for ever for what nobody sends, or takes one answer for
+//! another's. So whatever runs after a statement of the application's, and before the end of its
+//! transaction, asks for a token that was never asked for before.
 
-use std::time::Duration;
+use std::{panic::AssertUnwindSafe, time::Duration};
 
+use futures_util::{FutureExt, TryStreamExt};
 use posthaste_core::{Error, ErrorKind, Result};
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row, SqlSafeStr,
-    Transaction,
+    AssertSqlSafe, Connection, Either, Executor, MySql, MySqlConnection, MySqlPool, Row,
+    SqlSafeStr, Transaction,
 };
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -47,19 +54,49 @@ pub(super) fn had_ended(error: &sqlx::Error) -> bool {
     number(error) == NO_SAVEPOINT
 }
 
-/// Sets the savepoint `posthaste_enqueue`, which is there only inside of a transaction. Outside of one
-/// the connection is closed: a driver's own commit on it would be answered with success.
-pub(super) async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
-    const SET: &str = "savepoint posthaste_enqueue; rollback to savepoint posthaste_enqueue";
-
-    match connection.execute(SET).await {
-        Ok(_) => Ok(()),
-        Err(error) if had_ended(&error) => {
-            close(connection).await;
-            Err(ended().with_source(error))
-        }
-        Err(error) => Err(failed("looking after the transaction")(error)),
+/// Before the commit of a transaction of [`begin`]: refuses a connection whose answers are not in
+/// order. `proven`: the last statement was one of ours, and has succeeded.
+pub(super) async fn ready(connection: &mut MySqlConnection, proven: bool) -> sqlx::Result<()> {
+    if proven {
+        return Ok(());
     }
+    // A panic of the driver's ends the process there.
+    if cfg!(panic = "abort") && !is_in_step(connection).await {
+        return Err(out_of_step());
+    }
+    match patiently(answers(connection, "", 0)).await {
+        Some(Ok(true)) => Ok(()),
+        Some(Ok(false)) | None => Err(out_of_step()),
+        Some(Err(error)) => Err(error),
+    }
+}
+
+/// Sets the savepoint `posthaste_enqueue`, which is there only inside of a transaction. Outside of
+/// one the connection is closed: a driver's own commit on it would be answered with success.
+/// Refuses a connection whose answers are not in order, too.
+pub(super) async fn still_open(connection: &mut MySqlConnection) -> Result<()> {
+    const SET: &str = "savepoint posthaste_enqueue; rollback to savepoint posthaste_enqueue; ";
+
+    let lost = match patiently(answers(connection, SET, 2)).await {
+        Some(Ok(true)) => return Ok(()),
+        Some(Ok(false)) | None => out_of_step(),
+        Some(Err(error)) if had_ended(&error) => {
+            close(connection).await;
+            return Err(ended().with_source(error));
+        }
+        Some(Err(error @ (sqlx::Error::Database(_) | sqlx::Error::Io(_)))) => {
+            return Err(failed("looking after the transaction")(error));
+        }
+        // What it read is no answer.
+        Some(Err(error)) => error,
+    };
+    // Not of kind `State`: the transaction is there, and the driver may find its place again.
+    Err(Error::new(
+        ErrorKind::Unavailable,
+        "the connection does not answer in order, as after a statement that was given up half-way; \
+         roll the transaction back and begin another one",
+    )
+    .with_source(lost))
 }
 
 /// The error of a statement in the caller's transaction, or that the server has ended the transaction with it.
@@ -72,11 +109,15 @@ pub(super) async fn failed_in(connection: &mut MySqlConnection, failure: Error) 
 
 async fn close(connection: &mut MySqlConnection) {
     // Its answer is an error at any rate.
-    let _ = connection.execute("kill connection_id()").await;
+    let _ = patiently(connection.execute("kill connection_id()")).await;
 }
 
 /// Undoes the whole transaction and closes the connection, on which the driver counts so many levels at least.
 pub(super) async fn break_off(connection: &mut MySqlConnection, depth: usize) {
+    if !is_in_step(connection).await {
+        // Nothing gets through to the server. Whoever has the transaction drops it.
+        return;
+    }
     // Only after a rollback that has worked: whatever begins a transaction commits the one before it. And
     // the driver takes a savepoint for set only inside of a transaction.
     if roll_back(connection).await && connection.execute("start transaction").await.is_ok() {
@@ -85,11 +126,12 @@ pub(super) async fn break_off(connection: &mut MySqlConnection, depth: usize) {
     close(connection).await;
 }
 
+/// How often a statement goes that the driver may answer with the error of an earlier one.
+const TRIES: usize = 10;
+
 /// Whether the server has rolled back. The driver gives a statement the error of an earlier one whose answer
 /// nobody waited for, and does not send it: then it goes again.
 async fn roll_back(connection: &mut MySqlConnection) -> bool {
-    const TRIES: usize = 10;
-
     for _ in 0..TRIES {
         match connection.execute("rollback").await {
             Ok(_) => return true,
@@ -103,11 +145,10 @@ async fn roll_back(connection: &mut MySqlConnection) -> bool {
 /// How long a connection may take to say that it is fit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Rolls back, on a connection that has its answers in order; another one is closed. The driver loses
-/// its place in them when a statement is dropped while the server prepares it: it would wait for ever for
-/// answers that nobody sends, and the pool for the connection, or take one answer for another's.
+/// Rolls back, on a connection that has its answers in order; another one is closed: the pool would
+/// wait for it, or lend it.
 pub(super) async fn abandon(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) {
-    if let Ok(true) = timeout(PATIENCE, is_in_step(&mut transaction)).await {
+    if is_in_step(&mut transaction).await {
         return drop(transaction);
     }
     replace(transaction, pool).await;
@@ -120,7 +161,7 @@ pub(super) async fn rollback(
     pool: MySqlPool,
 ) -> sqlx::Result<()> {
     let rolled_back = tokio::spawn(async move {
-        if let Ok(true) = timeout(PATIENCE, is_in_step(&mut transaction)).await {
+        if is_in_step(&mut transaction).await {
             // Without a limit: what was much takes long to undo.
             return transaction.rollback().await;
         }
@@ -152,12 +193,59 @@ async fn replace(mut transaction: Transaction<'static, MySql>, pool: MySqlPool) 
     true
 }
 
-/// Whether the answer to a question that was never asked before comes as the answer to it.
+/// Whether a connection has its answers in order.
 async fn is_in_step(connection: &mut MySqlConnection) -> bool {
+    patiently(async {
+        for _ in 0..TRIES {
+            // First a ping: what is not its answer is an error to the driver, and to a query a
+            // reason to panic.
+            match connection.ping().await {
+                Ok(()) => return answers(connection, "", 0).await.unwrap_or(false),
+                // Of a statement whose answer nobody waited for.
+                Err(sqlx::Error::Database(_)) => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    })
+    .await
+    .unwrap_or(false)
+}
+
+/// Whether these statements, which give no rows, and the question for a token that was never asked
+/// for before have the answers that belong to them.
+async fn answers(
+    connection: &mut MySqlConnection,
+    statements: &str,
+    number: usize,
+) -> sqlx::Result<bool> {
     let token = Uuid::now_v7().to_string();
-    let question = AssertSqlSafe(format!("select '{token}'"));
-    let answer = connection.fetch_one(question).await;
-    answer.is_ok_and(|row| row.try_get::<String, _>(0).is_ok_and(|answer| answer == token))
+    let mut answers = connection.fetch_many(AssertSqlSafe(format!("{statements}select '{token}'")));
+    let mut place = 0;
+    while let Some(answer) = answers.try_next().await? {
+        let belongs = match answer {
+            Either::Left(_) => place != number,
+            Either::Right(row) => {
+                place == number && row.try_get::<String, _>(0).is_ok_and(|answer| answer == token)
+            }
+        };
+        if !belongs {
+            return Ok(false);
+        }
+        place += 1;
+    }
+    // Each statement's, the row, and the end of the rows.
+    Ok(place == number + 2)
+}
+
+/// The outcome of what is asked on a connection that may have lost its place in the answers: `None`
+/// where the driver panics over what it reads, or waits for too long.
+async fn patiently<T>(asks: impl Future<Output = T>) -> Option<T> {
+    timeout(PATIENCE, AssertUnwindSafe(asks).catch_unwind()).await.ok()?.ok()
+}
+
+fn out_of_step() -> sqlx::Error {
+    sqlx::Error::Protocol("the connection does not answer in order".to_owned())
 }
 
 /// Undoes what was done since [`still_open`], after this failure. Says instead when the server has ended the

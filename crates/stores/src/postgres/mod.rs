@@ -210,15 +210,12 @@ impl Dialect for Postgres {
         transaction::break_off(connection, depth).await;
     }
 
-    async fn commit(
-        mut transaction: Transaction<'static, Self>,
-        proven: bool,
-    ) -> Result<(), sqlx::Error> {
+    async fn ready(connection: &mut PgConnection, proven: bool) -> Result<(), sqlx::Error> {
         if !proven {
             // In a failed transaction every statement fails but the commit.
-            transaction.execute("select 1").await?;
+            connection.execute("select 1").await?;
         }
-        transaction.commit().await
+        Ok(())
     }
 
     fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {

@@ -160,10 +160,7 @@ impl Dialect for Sqlite {
         transaction::begin(pool).await
     }
 
-    async fn commit(
-        transaction: Transaction<'static, Self>,
-        _proven: bool,
-    ) -> Result<(), sqlx::Error> {
+    async fn commit(transaction: Transaction<'static, Self>) -> Result<(), sqlx::Error> {
         transaction::commit(transaction).await
     }
 
