@@ -99,6 +99,11 @@ impl Hooks {
         Self(iter::once(own).chain(application.iter().cloned()).collect())
     }
 
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn has_application_hooks(&self) -> bool {
         self.0.len() > 1
     }

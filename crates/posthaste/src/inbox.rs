@@ -133,18 +133,22 @@ impl<DB: InboxDialect> Inbox<DB> {
         effect: impl AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<T, E>,
     ) -> Result<Once<T>, E> {
         transaction.writing(true);
-        let mut lost = false;
+        let (mut lost, mut ended) = (false, false);
         let outcome = match self.record_apart(transaction.connection(), consumer, message_id).await
         {
             Ok(Some(mut level)) => match effect(level.transaction()).await {
-                Ok(value) => match level.release().await {
-                    Ok(()) => Ok(Once::Ran(value)),
-                    Err(error) => {
-                        lost = error.kind() == ErrorKind::State;
-                        Err(E::from(error))
+                Ok(value) => {
+                    ended = level.has_ended().await;
+                    match level.release().await {
+                        Ok(()) => Ok(Once::Ran(value)),
+                        Err(error) => {
+                            lost = error.kind() == ErrorKind::State;
+                            Err(E::from(error))
+                        }
                     }
-                },
+                }
                 Err(error) => {
+                    ended = level.has_ended().await;
                     lost = level.rollback().await.is_err();
                     Err(error)
                 }
@@ -155,6 +159,9 @@ impl<DB: InboxDialect> Inbox<DB> {
                 Err(E::from(error))
             }
         };
+        if ended {
+            transaction.ended();
+        }
         if lost {
             // The connection or the whole transaction is gone, and effect and record with it: then the
             // caller's commit must not be answered with success. One of ours takes this for a call that was

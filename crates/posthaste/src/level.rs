@@ -1,8 +1,10 @@
 //! A savepoint of the driver's whose end is the end of this level, and of no other.
 //!
-//! The driver counts levels, and names savepoints by their number. When one is dropped while it is being set,
-//! as by a timeout around `begin()`, the driver takes back too much and counts too few. What it then sends
-//! for the end of a savepoint is the `COMMIT` of the whole transaction, or nothing, answered with success.
+//! The driver counts levels, and names savepoints by their number. When one is dropped while it is
+//! being set, as by a timeout around `begin()`, the driver takes back too much and counts too few.
+//! What it then sends for the end of a savepoint is the `COMMIT` of the whole transaction, or
+//! nothing, answered with success. Where it counts none, nobody knows whether the transaction was
+//! committed.
 
 use std::mem::forget;
 
@@ -10,7 +12,7 @@ use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::Dialect;
 use sqlx::{Connection, Transaction};
 
-use crate::transaction::savepoint_failed;
+use crate::transaction::{ended, savepoint_failed};
 
 /// An error of kind [`State`](ErrorKind::State) means that the whole transaction is gone.
 pub(crate) struct Level<'t, DB: Dialect> {
@@ -35,6 +37,11 @@ impl<'t, DB: Dialect> Level<'t, DB> {
         &mut self.inner
     }
 
+    /// Whether the driver counts the whole transaction as over, and may have committed it.
+    pub(crate) async fn has_ended(&mut self) -> bool {
+        DB::depth(&mut self.inner).await == 0
+    }
+
     pub(crate) async fn release(self) -> Result<()> {
         let released = self.counted().await?.commit().await;
         released
@@ -51,13 +58,14 @@ impl<'t, DB: Dialect> Level<'t, DB> {
     /// For its end, if the driver counts the levels that there are.
     async fn counted(self) -> Result<Transaction<'t, DB>> {
         let Self { mut inner, depth } = self;
-        if DB::depth(&mut inner).await == depth {
+        let counted = DB::depth(&mut inner).await;
+        if counted == depth {
             return Ok(inner);
         }
         DB::break_off(&mut inner, depth.saturating_sub(1)).await;
         // It only borrows the connection. Dropped, it would count down the level of its outer one.
         forget(inner);
-        Err(lost())
+        Err(if counted == 0 { ended() } else { lost() })
     }
 }
 
@@ -65,7 +73,7 @@ impl<'t, DB: Dialect> Level<'t, DB> {
 pub(crate) async fn check_open<DB: Dialect>(connection: &mut DB::Connection) -> Result<()> {
     if DB::depth(connection).await == 0 {
         DB::break_off(connection, 1).await;
-        return Err(lost());
+        return Err(ended());
     }
     DB::still_open(connection).await
 }

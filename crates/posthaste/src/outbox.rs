@@ -108,6 +108,12 @@ impl<DB: Dialect> Outbox<DB> {
         &self.inner.tables
     }
 
+    /// Whether these hooks are its own: those of another outbox can be the same otherwise.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn has_hooks(&self, hooks: &Hooks) -> bool {
+        self.inner.hooks.is_same(hooks)
+    }
+
     fn change(self, change: impl FnOnce(&mut Inner<DB>)) -> Self {
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
@@ -259,6 +265,10 @@ pub trait EnqueueIn<DB: Dialect>: Send {
     fn writing(&mut self, under_way: bool) {
         let _ = under_way;
     }
+
+    /// The driver has ended it by itself, and nobody knows whether it has committed it. A driver's
+    /// own transaction has nobody to tell.
+    fn ended(&mut self) {}
 
     /// What one call wrote in it, and whom to tell how it ends. A driver's own transaction keeps
     /// neither: it does not tell how it ends.

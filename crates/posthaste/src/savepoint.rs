@@ -6,7 +6,7 @@ use sqlx::Pool;
 
 use crate::{
     EnqueueIn,
-    hook::{Hooks, Written},
+    hook::{Hooks, Moment, Written},
     level::Level,
     transaction::Batches,
 };
@@ -34,7 +34,10 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
 
     /// Keeps what was done since. It is committed with the transaction.
     pub async fn release(self) -> Result<()> {
-        let Self { inner, pool: _, mut batches, outer } = self;
+        let Self { mut inner, pool: _, mut batches, outer } = self;
+        if inner.has_ended().await {
+            (outer.end, batches.end) = (Moment::Unknown, Moment::Unknown);
+        }
         if outer.is_torn() {
             return Err(Error::new(
                 ErrorKind::State,
@@ -51,7 +54,10 @@ impl<'t, DB: Dialect> Savepoint<'t, DB> {
 
     /// Takes back what was done since, and goes on with the transaction.
     pub async fn rollback(self) -> Result<()> {
-        let Self { inner, outer, .. } = self;
+        let Self { mut inner, mut batches, outer, .. } = self;
+        if inner.has_ended().await {
+            (outer.end, batches.end) = (Moment::Unknown, Moment::Unknown);
+        }
         // After an error nobody knows what is left of the transaction.
         outer.writing(true);
         inner.rollback().await?;
@@ -71,7 +77,14 @@ impl<DB: Dialect> EnqueueIn<DB> for Savepoint<'_, DB> {
 
     fn writing(&mut self, under_way: bool) {
         // One that is given up half-way leaves the connection as no rollback to the savepoint mends it.
+        if !DB::in_transaction(self.inner.transaction()) {
+            self.ended();
+        }
         self.outer.writing(under_way);
+    }
+
+    fn ended(&mut self) {
+        (self.outer.end, self.batches.end) = (Moment::Unknown, Moment::Unknown);
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {

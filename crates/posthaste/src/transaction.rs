@@ -5,10 +5,14 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
+#[cfg(feature = "idempotency")]
+use posthaste_core::Event;
 use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::{Dialect, dialect::IN_FAILED_TRANSACTION, is_rolled_back};
 use sqlx::{Pool, Transaction, error::DatabaseError};
 
+#[cfg(feature = "idempotency")]
+use crate::Outbox;
 use crate::{
     EnqueueIn, Savepoint,
     hook::{Hooks, Moment, Written},
@@ -53,11 +57,14 @@ impl<DB: Dialect> OutboxTransaction<DB> {
     /// Begins a part that can be taken back.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, DB>> {
         self.proven = false;
+        self.look_for_its_end();
         let Self { open, batches, .. } = self;
         let pool = open.pool.clone();
         // The driver rolls back whole what it was setting a savepoint in: it stays so after an error, too.
         batches.writing(true);
+        batches.sets_a_savepoint = true;
         let level = Level::<DB>::begin(open).await?;
+        batches.sets_a_savepoint = false;
         batches.writing(false);
         Ok(Savepoint::new(level, pool, batches))
     }
@@ -75,16 +82,15 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         if let Err(error) = DB::ready(&mut self.open, self.proven).await {
             return Err(refused(error, "nothing was committed; the transaction was rolled back"));
         }
-        let Self { mut open, mut batches, .. } = self;
         // From here on it is unknown until it is known: nobody may wait for the answer.
-        batches.end = Moment::Unknown;
-        match DB::commit(open.take()).await {
+        self.batches.end = Moment::Unknown;
+        match DB::commit(self.open.take()).await {
             Ok(()) => {
-                batches.end = Moment::Committed;
+                self.batches.end = Moment::Committed;
                 Ok(())
             }
             Err(error) if is_rolled_back(&error) => {
-                batches.end = Moment::RolledBack;
+                self.batches.end = Moment::RolledBack;
                 Err(refused(error, "the database refused the commit; it was rolled back"))
             }
             Err(error) if DB::had_ended(&error) => {
@@ -98,20 +104,52 @@ impl<DB: Dialect> OutboxTransaction<DB> {
 
     /// Refuses when a call was given up half-way that wrote in it, or that ended it. It can only be dropped then.
     pub(crate) fn refuse_given_up(&mut self) -> Result<()> {
-        let refusal = if self.batches.is_torn() {
-            "a call that wrote in the transaction, or ended a part of it, failed or was given up \
-             half-way; it was rolled back"
-        } else if !DB::in_transaction(&mut self.open) {
-            // The driver rolls back whole what it was setting a savepoint in.
-            "the transaction has ended before, with a savepoint that was given up half-way"
-        } else {
+        if self.may_be_committed() {
+            return Err(ended());
+        }
+        if !self.batches.is_torn() {
             return Ok(());
-        };
+        }
+        let refusal = "a call that wrote in the transaction, or ended a part of it, failed or was given up \
+                       half-way; it was rolled back";
         Err(Error::new(ErrorKind::State, refusal))
     }
 
-    /// Rolls back: nothing was enqueued, whatever the database answers.
+    /// Whether the driver has ended the transaction by itself. It counts too few levels after a
+    /// savepoint that was given up half-way, and has rolled all of it back, or sent the commit for
+    /// the end of another savepoint: it does not tell which.
+    pub(crate) fn may_be_committed(&mut self) -> bool {
+        self.look_for_its_end();
+        self.batches.end == Moment::Unknown
+    }
+
+    /// The first event that was written in it, by this outbox: it is there if the transaction was
+    /// committed.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn first_event_of(&self, outbox: &Outbox<DB>) -> Option<Event> {
+        let mut batches = self.batches.written.iter().filter(|(hooks, _)| outbox.has_hooks(hooks));
+        let new = |written: &&Written| !written.duplicate;
+        batches.find_map(|(_, written)| written.iter().find(new)).map(|one| one.event.clone())
+    }
+
+    fn look_for_its_end(&mut self) {
+        let Some(transaction) = &mut self.open.transaction else {
+            return;
+        };
+        // Inside of the call that sets a savepoint of ours nothing else is sent: the driver has
+        // rolled back.
+        if !self.batches.sets_a_savepoint && !DB::in_transaction(transaction) {
+            self.batches.end = Moment::Unknown;
+        }
+    }
+
+    /// Rolls back: nothing was enqueued, whatever the database answers. Except after a savepoint of
+    /// the driver's that was given up half-way: the driver can have committed the transaction
+    /// before, and this is an error of kind [`State`](ErrorKind::State).
     pub async fn rollback(mut self) -> Result<()> {
+        if self.may_be_committed() {
+            return Err(ended());
+        }
         if self.batches.is_torn() {
             // In the background: the driver can have lost its place in the server's answers.
             return Ok(());
@@ -121,6 +159,15 @@ impl<DB: Dialect> OutboxTransaction<DB> {
             Error::new(ErrorKind::Unavailable, "the rollback failed").with_source(error)
         })
     }
+}
+
+/// The error of a transaction that the driver has ended by itself.
+pub(crate) fn ended() -> Error {
+    Error::new(
+        ErrorKind::State,
+        "the driver has ended the transaction before, with a savepoint that was given up half-way; parts of \
+         it may have been committed, and parts rolled back",
+    )
 }
 
 /// The error of a transaction that was rolled back instead of committed.
@@ -150,6 +197,12 @@ pub(crate) fn commit_failed(error: sqlx::Error, message: &'static str) -> Error 
         Some(_) => ErrorKind::Database,
     };
     Error::new(kind, message).with_source(error)
+}
+
+impl<DB: Dialect> Drop for OutboxTransaction<DB> {
+    fn drop(&mut self) {
+        self.look_for_its_end();
+    }
 }
 
 /// A transaction that was begun. Dropped before it was taken, it is rolled back.
@@ -216,7 +269,13 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
     }
 
     fn writing(&mut self, under_way: bool) {
+        // What comes may undo what the driver has left of it.
+        self.look_for_its_end();
         self.batches.writing(under_way);
+    }
+
+    fn ended(&mut self) {
+        self.batches.end = Moment::Unknown;
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
@@ -229,7 +288,9 @@ impl<DB: Dialect> EnqueueIn<DB> for OutboxTransaction<DB> {
 /// this is dropped: a transaction that is given up somewhere has an end as well.
 pub(crate) struct Batches {
     written: Vec<(Hooks, Vec<Written>)>,
-    end: Moment,
+    pub(crate) end: Moment,
+    /// A savepoint is being set, or was dropped or has failed meanwhile.
+    sets_a_savepoint: bool,
     /// A call that writes is under way, or was dropped half-way.
     under_way: bool,
     /// One was dropped half-way, and others came after it.
@@ -238,7 +299,13 @@ pub(crate) struct Batches {
 
 impl Default for Batches {
     fn default() -> Self {
-        Self { written: Vec::new(), end: Moment::RolledBack, under_way: false, torn: false }
+        Self {
+            written: Vec::new(),
+            end: Moment::RolledBack,
+            sets_a_savepoint: false,
+            under_way: false,
+            torn: false,
+        }
     }
 }
 

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use posthaste_core::{Error, ErrorKind, Result};
+use posthaste_core::{Error, ErrorKind, Event, Result};
 use posthaste_stores::idempotency::{
     IdempotencyDialect, KeyClaim, KeyLease, RequestKey, StoredResponse, claim_key,
 };
 use sqlx::pool::PoolConnection;
 
 use super::Settings;
-use crate::OutboxTransaction;
+use crate::{Outbox, OutboxTransaction};
 
 /// A held key. Dropped without an end (the handler panicked, the client hung up), it is given back
 /// by a task of its own; when the process is gone, its lease ends.
@@ -74,6 +74,11 @@ impl<DB: IdempotencyDialect> Held<DB> {
         &self.key.key
     }
 
+    /// The outbox beside which the key is kept.
+    pub(super) fn outbox(&self) -> &Outbox<DB> {
+        &self.settings.outbox
+    }
+
     /// Writes the response in the handler's transaction and commits both. `false`, and all rolled
     /// back, when the key is somebody else's by now. After an error the key is given back, which
     /// waits for a commit whose result is unknown, and does nothing when it succeeded.
@@ -118,6 +123,25 @@ impl<DB: IdempotencyDialect> Held<DB> {
             transaction.commit_ours().await
         })
         .await
+    }
+
+    /// Whether a transaction that the driver has ended by itself may have taken effect. This event
+    /// of it is there if it has; without one nothing tells.
+    pub(super) async fn may_have_taken_effect(&self, event: Option<Event>) -> bool {
+        let Some(event) = event else {
+            return true;
+        };
+        let settings = Arc::clone(&self.settings);
+        let written = to_the_end(async move {
+            let mut transaction = OutboxTransaction::<DB>::begin(&settings.pool).await?;
+            let tables = settings.outbox.tables();
+            // A writer may ask nothing else: once more, and rolled back.
+            let again =
+                DB::enqueue(transaction.connection(), tables, std::slice::from_ref(&event)).await?;
+            drop(transaction.rollback().await);
+            Ok(again.iter().any(|again| again.duplicate))
+        });
+        written.await.unwrap_or(true)
     }
 
     /// Gives the key back: the request can be sent again.

@@ -99,6 +99,14 @@ impl Problem {
             .detail("The operation was rolled back although it reported success.")
     }
 
+    pub(super) fn outcome_unknown() -> Self {
+        let title = "Nobody knows what took effect";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "outcome-unknown", title).detail(
+            "A part of the operation may have been carried out. A repeat with the same key does not \
+             carry it out again.",
+        )
+    }
+
     /// The database failed. What it said is for the log.
     pub(super) fn database(error: &Error) -> Self {
         let (status, kind) = if error.is_transient() {

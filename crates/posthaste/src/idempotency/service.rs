@@ -127,6 +127,7 @@ where
             Err(error) => failed(&error),
         },
         Slot::Begun if is_success(&response) => not_committed(),
+        Slot::Ended(_) if is_success(&response) => answer(&Problem::outcome_unknown()),
         _ => response,
     })
 }
@@ -197,6 +198,31 @@ async fn finish<DB: IdempotencyDialect, O>(
     parts: response::Parts,
     body: Result<Bytes, Loss>,
 ) -> Answer<O> {
+    let mut refusal = None;
+    let mut slot = match slot {
+        Slot::HandedBack(mut transaction) => match transaction.refuse_given_up() {
+            Err(error) if transaction.may_be_committed() => {
+                refusal = Some(error);
+                // Here what is left of it is rolled back: whoever looks for its event waits for
+                // that.
+                Slot::Ended(transaction.first_event_of(held.outbox()))
+            }
+            _ => Slot::HandedBack(transaction),
+        },
+        slot => slot,
+    };
+    if let Slot::Ended(event) = slot {
+        if held.may_have_taken_effect(event).await {
+            return outcome_unknown(held).await;
+        }
+        if let Some(error) = refusal
+            && !gave_up(parts.status)
+        {
+            held.release().await;
+            return failed(&error);
+        }
+        slot = Slot::Begun;
+    }
     match (slot, body) {
         (Slot::HandedBack(transaction), Ok(body)) if gave_up(parts.status) => {
             drop(transaction.rollback().await);
@@ -218,7 +244,7 @@ async fn finish<DB: IdempotencyDialect, O>(
             held.release().await;
             lost(&loss, true)
         }
-        (Slot::Begun | Slot::Closed, body) => {
+        (Slot::Begun | Slot::Ended(_) | Slot::Closed, body) => {
             held.release().await;
             match body {
                 _ if parts.status.as_u16() < 400 => not_committed(),
@@ -240,6 +266,17 @@ async fn finish<DB: IdempotencyDialect, O>(
             lost(&loss, false)
         }
     }
+}
+
+/// There may be an effect without its response: no repeat may add another one.
+async fn outcome_unknown<DB: IdempotencyDialect, O>(held: Held<DB>) -> Answer<O> {
+    tracing::error!(
+        "the driver has ended a handler's transaction by itself, and may have committed it"
+    );
+    let problem = Problem::outcome_unknown();
+    let (status, headers, body) = problem.parts();
+    store(held, to_store(status, &headers, &body)).await;
+    answer(&problem)
 }
 
 /// The effect has happened already, so that the answer is given whatever becomes of its record.

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use posthaste_core::{Error, ErrorKind, Result};
+use posthaste_core::{Error, ErrorKind, Event, Result};
 use posthaste_stores::Dialect;
 use sqlx::Pool;
 
@@ -36,6 +36,9 @@ pub(super) enum Slot<DB: Dialect> {
     Begun,
     /// To be committed with the response. The layer takes it.
     HandedBack(OutboxTransaction<DB>),
+    /// The handler has dropped it when the driver had ended it by itself, perhaps with a commit.
+    /// With an event that is there in that case.
+    Ended(Option<Event>),
     /// The request has been answered.
     Closed,
 }
@@ -61,7 +64,7 @@ impl<DB: Dialect> Idempotent<DB> {
     pub async fn begin(&self) -> Result<IdempotentTransaction<DB>> {
         self.inner.reopen()?;
         let transaction = self.inner.outbox.begin(&self.inner.pool).await?;
-        Ok(IdempotentTransaction { transaction, inner: Arc::clone(&self.inner) })
+        Ok(IdempotentTransaction { transaction: Some(transaction), inner: Arc::clone(&self.inner) })
     }
 
     /// What the handler left, once it has answered.
@@ -79,7 +82,7 @@ impl<DB: Dialect> Inner<DB> {
         let mut slot = self.slot();
         match *slot {
             Slot::Unused | Slot::Begun => *slot = Slot::Begun,
-            Slot::HandedBack(_) | Slot::Closed => return Err(over()),
+            Slot::HandedBack(_) | Slot::Ended(_) | Slot::Closed => return Err(over()),
         }
         Ok(())
     }
@@ -93,7 +96,8 @@ impl<DB: Dialect> Inner<DB> {
 /// the key is then free again. An answer below 400 would claim an effect that is not there, and is
 /// replaced by a 500.
 pub struct IdempotentTransaction<DB: Dialect> {
-    transaction: OutboxTransaction<DB>,
+    /// `None` when it was handed back.
+    transaction: Option<OutboxTransaction<DB>>,
     inner: Arc<Inner<DB>>,
 }
 
@@ -102,21 +106,41 @@ impl<DB: Dialect> IdempotentTransaction<DB> {
     /// about to give: also a refusal can be an effect to remember. Under 408 and 5xx it is rolled back:
     /// so answers what gives up on a handler that is not done. Call it last; when the commit fails, the
     /// client gets a 500 or 503 instead of the response.
-    pub fn commit_with_response(self) -> Result<()> {
-        let Self { transaction, inner } = self;
+    pub fn commit_with_response(mut self) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
         let mut slot = inner.slot();
         if !matches!(*slot, Slot::Begun) {
             return Err(over());
         }
-        *slot = Slot::HandedBack(transaction);
+        if let Some(transaction) = self.transaction.take() {
+            *slot = Slot::HandedBack(transaction);
+        }
         Ok(())
     }
 }
 
+impl<DB: Dialect> Drop for IdempotentTransaction<DB> {
+    fn drop(&mut self) {
+        let Some(transaction) = &mut self.transaction else {
+            return;
+        };
+        if transaction.may_be_committed() {
+            let mut slot = self.inner.slot();
+            if matches!(*slot, Slot::Begun) {
+                *slot = Slot::Ended(transaction.first_event_of(&self.inner.outbox));
+            }
+        }
+    }
+}
+
+/// Only [`IdempotentTransaction::commit_with_response`] takes it, which consumes the rest.
+const HANDED_BACK: &str = "it was handed back";
+
 fn over() -> Error {
     Error::new(
         ErrorKind::State,
-        "the request has been answered, or has handed back its transaction; it has one",
+        "the request has been answered, or has handed back its transaction, or the driver has ended that by \
+         itself; it has one",
     )
 }
 
@@ -124,30 +148,34 @@ impl<DB: Dialect> Deref for IdempotentTransaction<DB> {
     type Target = OutboxTransaction<DB>;
 
     fn deref(&self) -> &Self::Target {
-        &self.transaction
+        self.transaction.as_ref().expect(HANDED_BACK)
     }
 }
 
 impl<DB: Dialect> DerefMut for IdempotentTransaction<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.transaction
+        self.transaction.as_mut().expect(HANDED_BACK)
     }
 }
 
 impl<DB: Dialect> EnqueueIn<DB> for IdempotentTransaction<DB> {
     fn connection(&mut self) -> &mut DB::Connection {
-        self.transaction.connection()
+        (**self).connection()
     }
 
     fn pool(&self) -> Option<&Pool<DB>> {
-        self.transaction.pool()
+        (**self).pool()
     }
 
     fn writing(&mut self, under_way: bool) {
-        self.transaction.writing(under_way);
+        (**self).writing(under_way);
+    }
+
+    fn ended(&mut self) {
+        (**self).ended();
     }
 
     fn remember(&mut self, written: Vec<Written>, hooks: &Hooks) {
-        self.transaction.remember(written, hooks);
+        (**self).remember(written, hooks);
     }
 }

@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::support::{Fixture, TestDatabase, event, quick, soon, until};
+use crate::support::{Fixture, TestDatabase, commit_by_mistake, event, quick, soon, until};
 use posthaste::{
-    ErrorKind, Event, Failure, Hook, OutboxTransaction, Refusal, Written, relay::Config,
-    transports::memory::MemoryTransport,
+    ErrorKind, Event, Failure, Hook, Inbox, OutboxTransaction, Refusal, Written, relay::Config,
+    stores::inbox::InboxDialect, transports::memory::MemoryTransport,
 };
 use sqlx::{Postgres, Sqlite};
 
@@ -22,6 +22,7 @@ on_every_database!(
     each_outbox_of_a_transaction_tells_its_own_hooks,
     what_a_savepoint_took_back_is_never_sent,
     a_savepoint_is_told_of_its_own_end_or_of_its_transactions,
+    what_the_driver_has_committed_by_mistake_is_not_called_rolled_back,
 );
 
 /// Notes what it is told: the moment, and the aggregates of the batch.
@@ -286,6 +287,61 @@ async fn a_savepoint_is_told_of_its_own_end_or_of_its_transactions<DB: TestDatab
         assert_eq!(notes.taken(), [format!("{end}: a"), format!("{end}: kept")]);
     }
     assert_eq!(written(on).await, 2);
+}
+
+async fn what_the_driver_has_committed_by_mistake_is_not_called_rolled_back<
+    DB: TestDatabase + InboxDialect,
+>(
+    on: &Fixture<DB>,
+) {
+    let notes = Notes::default();
+    let outbox = on.outbox().with_hook(notes.clone());
+    let inbox = Inbox::<DB>::new(on.table());
+    let unknown = |refused: posthaste::Error, when: &str| {
+        assert_eq!(refused.kind(), ErrorKind::State, "{refused}");
+        assert!(refused.to_string().contains("may have been committed"), "{when}: {refused}");
+    };
+    let whens = ["commit", "rollback", "drop", "savepoint", "once", "first", "inside", "effect"];
+    for (n, when) in whens.into_iter().enumerate() {
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event(when, 1)).await.unwrap();
+        assert_eq!(notes.taken(), [format!("write: {when}")]);
+        match when {
+            "inside" => {
+                let mut savepoint = tx.savepoint().await.unwrap();
+                commit_by_mistake::<DB>(savepoint.connection(), 2).await;
+                unknown(savepoint.release().await.unwrap_err(), when);
+            }
+            "effect" => {
+                let effect = async |tx: &mut sqlx::Transaction<'_, DB>| {
+                    commit_by_mistake::<DB>(tx, 2).await;
+                    Ok::<_, posthaste::Error>(())
+                };
+                unknown(inbox.once(&mut tx, "c", "m", effect).await.unwrap_err(), when);
+            }
+            _ => commit_by_mistake::<DB>(tx.connection(), 1).await,
+        }
+        match when {
+            "drop" => drop(tx),
+            "rollback" => unknown(tx.rollback().await.unwrap_err(), when),
+            "savepoint" => {
+                unknown(tx.savepoint().await.map(drop).unwrap_err(), when);
+                drop(tx);
+            }
+            "once" => {
+                let once = inbox.once(&mut tx, "c", "m", async |_| Ok::<_, posthaste::Error>(()));
+                unknown(once.await.unwrap_err(), when);
+                unknown(tx.commit().await.unwrap_err(), when);
+            }
+            "first" => {
+                unknown(inbox.first(&mut tx, "c", "m").await.unwrap_err(), when);
+                drop(tx);
+            }
+            _ => unknown(tx.commit().await.unwrap_err(), when),
+        }
+        assert_eq!(notes.taken(), [format!("unknown: {when}")]);
+        assert_eq!(written(on).await, n as u64 + 1, "{when}: the driver has committed it");
+    }
 }
 
 /// A table whose values are found to be there twice only by the commit.

@@ -140,6 +140,29 @@ pub async fn a_handler_that_gives_a_savepoint_up_is_500_and_its_key_free<DB: Key
     server.stop(fixture).await;
 }
 
+/// As with a timeout around a savepoint in another one, which the handler then releases: the driver
+/// sends the commit of the whole transaction for it. There is an effect without its response, and a
+/// repeat must not add another one.
+pub async fn a_handler_whose_transaction_the_driver_has_committed_takes_no_effect_again<
+    DB: KeyDatabase,
+>(
+    fixture: &Fixture<DB>,
+) {
+    let server = Server::start(fixture).await;
+    for (n, behaviour) in ["mistake", "mistake-and-fail"].into_iter().enumerate() {
+        let first = server.pay(behaviour, behaviour).await;
+        let effects = n as i64 + 1;
+        let taken = (fixture.number(EFFECTS).await, fixture.number(EVENTS).await);
+        assert_eq!(taken, (effects, effects), "{behaviour}: the driver has committed it");
+        let repeat = server.pay(behaviour, "").await;
+        assert_eq!(fixture.number(EFFECTS).await, effects, "{behaviour}: took effect twice");
+        first.is_problem(500, "outcome-unknown");
+        assert!(repeat.is_repeat_of(&first), "{behaviour}: {repeat:?}");
+    }
+    assert_eq!(server.pay("k", "").await.status, 201);
+    server.stop(fixture).await;
+}
+
 /// The lease ends under a slow handler, and a repeat overtakes it: the late one is rolled back.
 pub async fn an_overtaken_handler_is_fenced<DB: KeyDatabase>(fixture: &Fixture<DB>) {
     let server = Server::start(fixture).await;

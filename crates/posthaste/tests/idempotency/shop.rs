@@ -27,7 +27,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::support::{Fixture, TestDatabase, event, soon};
+use crate::support::{Fixture, TestDatabase, commit_by_mistake, event, soon};
 
 pub trait KeyDatabase: TestDatabase + IdempotencyDialect {}
 
@@ -170,6 +170,13 @@ async fn pay<DB: KeyDatabase>(
         }
         "give-up-the-drivers" => {
             while tx.connection().begin().now_or_never().is_some() {}
+            StatusCode::CREATED
+        }
+        "mistake" | "mistake-and-fail" => {
+            commit_by_mistake::<DB>(tx.connection(), 1).await;
+            if behaviour == "mistake-and-fail" {
+                return (StatusCode::BAD_GATEWAY, "failed").into_response();
+            }
             StatusCode::CREATED
         }
         // Placeholders and a column that the server is still to describe: nobody has prepared it

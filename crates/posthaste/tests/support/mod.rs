@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use posthaste::{
     Dialect, Enqueued, Event, Outbox, TableName,
     backoff::Backoff,
@@ -20,7 +21,7 @@ use posthaste::{
     transport::Transport,
 };
 use sqlx::{
-    MySql, Pool, Postgres, Sqlite,
+    Connection, MySql, Pool, Postgres, Sqlite,
     mysql::MySqlPoolOptions,
     postgres::PgPoolOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
@@ -239,6 +240,32 @@ pub async fn hang_up<F: Future>(future: F, most: u64) -> Option<(F::Output, u64)
         }
     })
     .await
+}
+
+/// A savepoint of the driver's in which others were given up, in a transaction of so many levels:
+/// the driver counts too few, and what it sends for the end of the savepoint is the commit of the
+/// whole transaction.
+pub async fn commit_by_mistake<DB: TestDatabase>(connection: &mut DB::Connection, levels: usize) {
+    let mut outer = connection.begin().await.unwrap();
+    if DB::NAME != "PostgreSQL" {
+        for _ in 0..levels {
+            give_up_a_savepoint::<DB>(&mut outer);
+        }
+        return outer.commit().await.unwrap();
+    }
+    // There the driver counts down by two.
+    if levels == 2 {
+        give_up_a_savepoint::<DB>(&mut outer);
+        return outer.commit().await.unwrap();
+    }
+    let mut inner = outer.begin().await.unwrap();
+    give_up_a_savepoint::<DB>(&mut inner);
+    inner.commit().await.unwrap();
+}
+
+/// Polls it once. Nearly always that gives it up half-way.
+fn give_up_a_savepoint<DB: TestDatabase>(connection: &mut DB::Connection) {
+    while connection.begin().now_or_never().is_some() {}
 }
 
 /// Everything that is logged, whoever logs it.
