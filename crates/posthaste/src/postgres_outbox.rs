@@ -150,12 +150,13 @@ impl PostgresOutbox {
         let events = checked(events, inner.limits, inner.default_tenant.as_deref())?;
         refuse_two_of_one_id(&events)?;
         let enqueued = match inner.write(transaction, &events).await {
-            Err(error) if events.len() > 1 => {
-                // The server knows of no conflict: it would commit the events that were written.
+            Err(error) => {
+                // The server knows of no conflict: it would commit the events that were written,
+                // and the application's rows without their event.
                 transaction.fail(&inner.statements).await;
                 return Err(error);
             }
-            enqueued => enqueued?,
+            Ok(enqueued) => enqueued,
         };
         let written = events.iter().zip(&enqueued).filter(|(_, enqueued)| !enqueued.duplicate);
         inner.meter.enqueued(written.map(|(event, _)| event));

@@ -63,8 +63,8 @@ async fn with_a_conflict<DB: TestDatabase>(on: &Fixture<DB>, new: usize) -> Vec<
 async fn a_batch_that_fails_leaves_nothing_behind<DB: TestDatabase>(on: &Fixture<DB>) {
     with_effects(on).await;
     let outbox = on.outbox();
-    // More than go into one statement on MySQL and SQLite.
-    for (n, new) in [1, 1_500].into_iter().enumerate() {
+    // None beside the conflict, one, and more than go into one statement on MySQL and SQLite.
+    for (n, new) in [0, 1, 1_500].into_iter().enumerate() {
         let events = with_a_conflict(on, new).await;
         let before = on.number(EVENTS).await;
         let mut tx = outbox.begin(&on.pool).await.unwrap();

@@ -214,6 +214,23 @@ pub async fn a_call_that_fails_leaves_none_of_its_events<A: Adapter>(
     assert_eq!(ids(&delivered(on).await), [known.id()]);
 }
 
+/// On PostgreSQL the error ends the transaction, as that of any statement does, also that of a
+/// single event.
+pub async fn a_conflict_of_one_event_ends_the_transaction_on_postgres<A: Adapter>(
+    on: &Fixture<A::Database>,
+    adapter: &mut A,
+) {
+    let settings = Settings::of(on.table());
+    let known = event("known", 1);
+    let steps = vec![Step::Enqueue(vec![known.clone()])];
+    adapter.transaction(&settings, steps, End::Commit).await.unwrap();
+    let other = Event::builder("Other").id(known.id()).raw_json("{}").build().unwrap();
+    let steps = vec![order(on, 1), Step::Conflict(vec![other])];
+    let _ = adapter.transaction(&settings, steps, End::Commit).await;
+    orders(on, usize::from(<A::Database as sqlx::Database>::NAME != "PostgreSQL")).await;
+    assert_eq!(ids(&delivered(on).await), [known.id()]);
+}
+
 pub async fn limits_are_checked_and_the_default_tenant_applies<A: Adapter>(
     on: &Fixture<A::Database>,
     adapter: &mut A,

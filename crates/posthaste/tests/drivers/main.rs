@@ -43,6 +43,7 @@ macro_rules! with {
                 the_same_id_with_another_tenant_type_or_key_is_a_conflict,
                 one_id_for_two_events_of_one_call_is_a_conflict,
                 a_call_that_fails_leaves_none_of_its_events,
+                a_conflict_of_one_event_ends_the_transaction_on_postgres,
                 limits_are_checked_and_the_default_tenant_applies,
                 the_trace_of_the_current_span_goes_along,
                 many_events_keep_their_order,

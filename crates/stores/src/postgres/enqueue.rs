@@ -20,20 +20,19 @@ pub(super) async fn enqueue(
     events: &[Event],
 ) -> Result<Vec<Enqueued>> {
     refuse_two_of_one_id(events)?;
-    match events {
+    let enqueued = match events {
         [] => Ok(Vec::new()),
-        [event] => Ok(vec![enqueue_one(connection, tables, event).await?]),
-        _ => {
-            let enqueued = enqueue_pieces(connection, tables, events).await;
-            if enqueued.is_err() {
-                // The server knows of no conflict: it would commit the events that were written.
-                let nothing: Vec<Uuid> = Vec::new();
-                let failing = sqlx::query(tables.sql(FAIL)).persistent(false).bind(nothing);
-                let _ = failing.execute(connection).await;
-            }
-            enqueued
-        }
+        [event] => enqueue_one(connection, tables, event).await.map(|enqueued| vec![enqueued]),
+        _ => enqueue_pieces(connection, tables, events).await,
+    };
+    if enqueued.is_err() {
+        // The server knows of no conflict: it would commit the events that were written, and the
+        // application's rows without their event.
+        let nothing: Vec<Uuid> = Vec::new();
+        let failing = sqlx::query(tables.sql(FAIL)).persistent(false).bind(nothing);
+        let _ = failing.execute(connection).await;
     }
+    enqueued
 }
 
 async fn enqueue_pieces(
