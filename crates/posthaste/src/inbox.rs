@@ -17,7 +17,7 @@ use sqlx::{Pool, Transaction};
 
 use crate::{
     EnqueueIn, OutboxTransaction,
-    level::{Level, check_open},
+    level::{Level, check_open, unset},
 };
 
 /// Where a message's id travels, by what is looked for first: Posthaste's own header, NATS's, and
@@ -134,9 +134,10 @@ impl<DB: InboxDialect> Inbox<DB> {
     ) -> Result<Once<T>, E> {
         transaction.writing(true);
         let (mut lost, mut ended) = (false, false);
-        let outcome = match self.record_apart(transaction.connection(), consumer, message_id).await
+        let depth = DB::depth(transaction.connection()).await;
+        let recorded = match self.record_apart(transaction.connection(), consumer, message_id).await
         {
-            Ok(Some(mut level)) => match effect(level.transaction()).await {
+            Ok(Some(mut level)) => Ok(match effect(level.transaction()).await {
                 Ok(value) => {
                     ended = level.has_ended().await;
                     match level.release().await {
@@ -152,11 +153,16 @@ impl<DB: InboxDialect> Inbox<DB> {
                     lost = level.rollback().await.is_err();
                     Err(error)
                 }
-            },
-            Ok(None) => Ok(Once::Duplicate),
+            }),
+            Ok(None) => Ok(Ok(Once::Duplicate)),
+            Err(error) => Err(error),
+        };
+        let outcome = match recorded {
+            Ok(outcome) => outcome,
             Err(error) => {
-                lost = error.kind() == ErrorKind::State;
-                Err(E::from(error))
+                let error = unset::<DB>(transaction.connection(), depth, error).await;
+                lost = error.is_err();
+                Err(E::from(error.unwrap_or_else(|lost| lost)))
             }
         };
         if ended {

@@ -12,7 +12,7 @@ use posthaste_core::{Error, ErrorKind, Result};
 use posthaste_stores::Dialect;
 use sqlx::{Connection, Transaction};
 
-use crate::transaction::{ended, savepoint_failed};
+use crate::transaction::{commit_failed, ended, savepoint_failed};
 
 /// An error of kind [`State`](ErrorKind::State) means that the whole transaction is gone.
 pub(crate) struct Level<'t, DB: Dialect> {
@@ -27,8 +27,7 @@ impl<'t, DB: Dialect> Level<'t, DB> {
         // set a savepoint, and says Ok to its commit.
         check_open::<DB>(connection).await?;
         let begun = connection.begin().await;
-        let mut inner =
-            begun.map_err(|error| savepoint_failed::<DB>(error, "no savepoint could be set"))?;
+        let mut inner = begun.map_err(|error| savepoint_failed::<DB>(error, UNSET))?;
         let depth = DB::depth(&mut inner).await;
         Ok(Self { inner, depth })
     }
@@ -67,6 +66,57 @@ impl<'t, DB: Dialect> Level<'t, DB> {
         forget(inner);
         Err(if counted == 0 { ended() } else { lost() })
     }
+}
+
+/// The error of a call that was to set a savepoint, in a transaction of which the driver counted so
+/// many levels: `Err` where the whole transaction is gone. The driver rolls back whole what it
+/// fails to set one in, and what comes next would be committed by itself: then the caller's commit
+/// is made to fail, too.
+pub(crate) async fn unset<DB: Dialect>(
+    connection: &mut DB::Connection,
+    depth: usize,
+    error: Error,
+) -> Result<Error> {
+    if error.kind() == ErrorKind::State {
+        return Err(error);
+    }
+    if DB::depth(connection).await >= depth {
+        return Ok(error);
+    }
+    DB::break_off(connection, depth).await;
+    let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+    Err(if matches!(source, Some(sqlx::Error::Database(_))) { refused(error) } else { error })
+}
+
+/// Refuses where the database would set no savepoint. `proven`: the last statement was one of ours,
+/// and has succeeded.
+pub(crate) async fn check_healthy<DB: Dialect>(
+    connection: &mut DB::Connection,
+    proven: bool,
+) -> Result<()> {
+    let depth = DB::depth(connection).await;
+    if depth == 0 {
+        return Ok(());
+    }
+    let Err(error) = DB::takes_savepoints(connection, proven).await else {
+        return Ok(());
+    };
+    DB::break_off(connection, depth).await;
+    Err(match error {
+        sqlx::Error::Database(_) => refused(error),
+        lost => commit_failed(lost, UNSET),
+    })
+}
+
+const UNSET: &str = "no savepoint could be set";
+
+fn refused(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(
+        ErrorKind::State,
+        "no savepoint could be set, as after a statement that has failed; the transaction was rolled \
+         back, begin another one",
+    )
+    .with_source(source)
 }
 
 /// Refuses where no transaction is open, and has the caller's commit fail, too.

@@ -16,7 +16,7 @@ use crate::Outbox;
 use crate::{
     EnqueueIn, Savepoint,
     hook::{Hooks, Moment, Written},
-    level::Level,
+    level::{Level, check_healthy},
 };
 
 /// A driver's transaction that remembers what was enqueued in it, until it ends. After a commit the
@@ -54,15 +54,19 @@ impl<DB: Dialect> OutboxTransaction<DB> {
         self.commit().await
     }
 
-    /// Begins a part that can be taken back.
+    /// Begins a part that can be taken back. On PostgreSQL this costs one question more, unless
+    /// `enqueue` came last: after a statement that has failed, as after any error of kind
+    /// [`State`](ErrorKind::State), the transaction was rolled back and its connection is closed.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, DB>> {
-        self.proven = false;
         self.look_for_its_end();
-        let Self { open, batches, .. } = self;
+        let Self { open, batches, proven } = self;
+        let proven = std::mem::take(proven);
         let pool = open.pool.clone();
         // The driver rolls back whole what it was setting a savepoint in: it stays so after an error, too.
         batches.writing(true);
         batches.sets_a_savepoint = true;
+        // Before, because afterwards the connection is lent to the savepoint.
+        check_healthy::<DB>(open, proven).await?;
         let level = Level::<DB>::begin(open).await?;
         batches.sets_a_savepoint = false;
         batches.writing(false);

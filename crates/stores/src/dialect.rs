@@ -84,6 +84,16 @@ pub trait Dialect: Database {
         std::future::ready(Ok(()))
     }
 
+    /// Asks, before a savepoint is set, whether the database would set one: the driver rolls back
+    /// whole what it fails to set one in. `proven` as in [`ready`](Self::ready).
+    fn takes_savepoints(
+        connection: &mut Self::Connection,
+        proven: bool,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
+        let _ = (connection, proven);
+        std::future::ready(Ok(()))
+    }
+
     /// Commits a transaction of [`begin`](Self::begin) that is [`ready`](Self::ready), and never
     /// says so of one that was rolled back: MySQL and, after a savepoint, SQLite answer with
     /// success also the commit of one which they have ended themselves.

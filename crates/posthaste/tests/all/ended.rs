@@ -667,6 +667,66 @@ async fn a_commit_after_a_failed_statement_is_an_error_also_without_events() {
     on.clean().await;
 }
 
+/// The driver rolls back whole what it fails to set a savepoint in, and the server fails to set one
+/// where a statement has failed. What came next was committed by itself.
+#[tokio::test]
+async fn a_savepoint_after_a_failed_statement_leaves_nothing_to_commit_by_itself() {
+    let on = Postgres::fixture().await;
+    with_effects(&on).await;
+    let inbox = Inbox::<Postgres>::new(on.table());
+    let fail = async |connection: &mut sqlx::PgConnection| {
+        Postgres::run_on(connection, effect(&on, 1)).await.unwrap();
+        Postgres::run_on(connection, "select 1 / 0".to_owned()).await.unwrap_err();
+    };
+    let goes_on = async |connection: &mut sqlx::PgConnection| {
+        Postgres::run_on(connection, effect(&on, 2)).await.expect_err("it commits by itself");
+    };
+    let nothing = async || {
+        let counts = [on.number(EVENTS).await, on.number(INBOX).await, on.number(EFFECTS).await];
+        assert_eq!(counts, [0, 0, 0]);
+    };
+
+    let mut tx = on.pool.begin().await.unwrap();
+    fail(&mut tx).await;
+    let refused =
+        inbox.once(&mut tx, "billing", "m", async |_| Ok::<_, posthaste::Error>(())).await;
+    goes_on(&mut tx).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::State);
+    tx.commit().await.unwrap_err();
+    nothing().await;
+
+    let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+    fail(tx.connection()).await;
+    let refused =
+        inbox.once(&mut tx, "billing", "m", async |_| Ok::<_, posthaste::Error>(())).await;
+    goes_on(tx.connection()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::State);
+    tx.commit().await.unwrap_err();
+    nothing().await;
+
+    for in_another in [false, true] {
+        let mut tx = on.outbox().begin(&on.pool).await.unwrap();
+        if in_another {
+            let mut savepoint = tx.savepoint().await.unwrap();
+            fail(savepoint.connection()).await;
+            let once = inbox.once(&mut savepoint, "billing", "m", async |_| Ok::<_, Failure>(()));
+            once.await.unwrap_err();
+            goes_on(savepoint.connection()).await;
+            savepoint.release().await.unwrap_err();
+        } else {
+            fail(tx.connection()).await;
+            let refused = tx.savepoint().await.map(drop);
+            goes_on(tx.connection()).await;
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::State);
+        }
+        goes_on(tx.connection()).await;
+        tx.commit().await.unwrap_err();
+        nothing().await;
+    }
+    drop_effects(&on).await;
+    on.clean().await;
+}
+
 /// One connection, and nobody to ask it anything before it is lent.
 async fn one_connection<DB: TestDatabase>(url: &str) -> sqlx::Pool<DB> {
     let options = sqlx::pool::PoolOptions::<DB>::new().max_connections(1);

@@ -218,6 +218,13 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn takes_savepoints(
+        connection: &mut PgConnection,
+        proven: bool,
+    ) -> Result<(), sqlx::Error> {
+        Self::ready(connection, proven).await
+    }
+
     fn store(pool: PgPool, tables: Tables) -> Arc<dyn Store> {
         Arc::new(PostgresStore::new(pool, tables))
     }
