@@ -50,7 +50,9 @@ pub struct Known {
     pub ordering_key: Option<String>,
 }
 
-/// An id twice in one call must mean the same event twice.
+/// An id twice in one call must mean the same event twice: it is in all that says where it goes,
+/// when, and what it says. Each build of an event reads the clock anew, so the time at which it
+/// occurred may differ.
 pub fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
     if events.len() < 2 {
         return Ok(());
@@ -65,7 +67,14 @@ pub fn refuse_two_of_one_id(events: &[Event]) -> Result<()> {
             && first.aggregate_type() == event.aggregate_type()
             && first.aggregate_id() == event.aggregate_id()
             && first.ordering() == event.ordering()
-            && first.payload() == event.payload();
+            && first.topic() == event.topic()
+            && first.routing_key() == event.routing_key()
+            && first.schema_id() == event.schema_id()
+            && first.schema_version() == event.schema_version()
+            && first.headers() == event.headers()
+            && first.content_type() == event.content_type()
+            && first.payload() == event.payload()
+            && first.deliver_at() == event.deliver_at();
         if !same {
             return Err(conflict(event.id(), "content"));
         }
@@ -162,6 +171,7 @@ fn conflict(id: Uuid, differs: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EventBuilder;
 
     fn event(payload: &[u8]) -> Event {
         Event::builder("Happened").bytes("text/plain", payload.to_vec()).build().unwrap()
@@ -186,6 +196,33 @@ mod tests {
         let events = [large(100), large(100), large(1)];
         let lengths: Vec<_> = pieces(&events, 1_000, 700).iter().map(|piece| piece.len()).collect();
         assert_eq!(lengths, [1, 2], "600 bytes of escapes each");
+    }
+
+    /// Nobody knows which of the two counts.
+    #[test]
+    fn an_id_twice_in_one_call_means_the_same_event_twice() {
+        let one = event(b"{}");
+        let again =
+            |edit: fn(EventBuilder) -> EventBuilder| edit(one.clone().edit()).build().unwrap();
+        let refuse = |other: Event| refuse_two_of_one_id(&[one.clone(), other]);
+        refuse(one.clone()).unwrap();
+        // It says when the event happened, and each builder reads the clock.
+        refuse(again(|event| event.occurred_at(jiff::Timestamp::UNIX_EPOCH))).unwrap();
+        for (what, other) in [
+            ("topic", again(|event| event.topic("t"))),
+            ("routing key", again(|event| event.routing_key("r"))),
+            ("schema", again(|event| event.schema("s", 1))),
+            ("schema version", again(|event| event.schema_version(2))),
+            ("headers", again(|event| event.header("h", "1"))),
+            ("payload", again(|event| event.bytes("text/plain", "other"))),
+            ("content type", again(|event| event.content_type("text/html"))),
+            ("due time", again(|event| event.deliver_at(jiff::Timestamp::UNIX_EPOCH))),
+            ("tenant", again(|event| event.tenant("t"))),
+            ("ordering", again(EventBuilder::unordered)),
+        ] {
+            let refused = refuse(other).expect_err(what);
+            assert_eq!(refused.kind(), ErrorKind::Conflict, "{what}: {refused}");
+        }
     }
 
     #[test]

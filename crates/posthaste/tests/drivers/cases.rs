@@ -196,6 +196,13 @@ pub async fn one_id_for_two_events_of_one_call_is_a_conflict<A: Adapter>(
     let steps = vec![Step::Enqueue(vec![one, other])];
     let error = adapter.transaction(&settings, steps, End::Commit).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    let of = full().id(Uuid::now_v7()).build().unwrap();
+    for other in [of.clone().edit().topic("others"), of.clone().edit().header("language", "Greek")]
+    {
+        let steps = vec![Step::Enqueue(vec![of.clone(), other.build().unwrap()])];
+        let error = adapter.transaction(&settings, steps, End::Commit).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    }
     assert!(delivered(on).await.is_empty());
 }
 
