@@ -1,6 +1,7 @@
 //! A transaction that tells the outbox's hooks how it ended.
 
 use std::{
+    borrow::Cow,
     mem::take,
     ops::{Deref, DerefMut},
 };
@@ -176,12 +177,19 @@ pub(crate) fn ended() -> Error {
 
 /// The error of a transaction that was rolled back instead of committed.
 fn refused(error: sqlx::Error, message: &'static str) -> Error {
-    let code = error.as_database_error().and_then(DatabaseError::code);
+    let code = error.as_database_error().and_then(DatabaseError::code).map(Cow::into_owned);
     if code.as_deref() == Some(IN_FAILED_TRANSACTION) {
         let message = "a statement has failed in the transaction; it was rolled back";
         return Error::new(ErrorKind::Database, message).with_source(error);
     }
-    commit_failed(error, message)
+    match code {
+        // The application's own code can raise anything. MySQL's general code says nothing.
+        Some(code) if code.len() == 5 && !code.starts_with("40") && code != "HY000" => {
+            let kind = ErrorKind::of_sqlstate(&code);
+            Error::new(kind, message).with_source(error)
+        }
+        _ => commit_failed(error, message),
+    }
 }
 
 /// As [`commit_failed`], unless the server has ended the transaction before, and its savepoints with it.

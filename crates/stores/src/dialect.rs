@@ -3,6 +3,8 @@
 use std::{future::Future, sync::Arc};
 
 use posthaste_core::{Enqueued, Event, Result, store::Store};
+#[cfg(feature = "postgres")]
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use sqlx::{Database, Pool, SqlStr, Transaction, error::DatabaseError};
 use sqlx_core::transaction::TransactionManager;
 
@@ -158,16 +160,43 @@ pub(crate) async fn begin_undisturbed<DB: Database>(
 /// Whether the database itself answered a commit with "no", so that nothing was committed. Of
 /// any other error the result is unknown.
 pub fn is_rolled_back(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(DatabaseError::code);
+    let error = error.as_database_error();
+    #[cfg(feature = "postgres")]
+    if let Some(answer) = error.and_then(|error| error.try_downcast_ref::<PgDatabaseError>()) {
+        return is_refusal(answer.severity(), answer.code());
+    }
+    let code = error.and_then(DatabaseError::code);
     code.is_some_and(|code| match code.parse::<u32>() {
         // SQLite: busy and constraint, with their extended codes. The driver rolls back then.
         Ok(number) if code.len() < 5 => matches!(number & 0xff, 5 | 19),
-        // A transaction in which a statement has failed; violated constraints, serialisation and
-        // deadlocks; 40003 is "completion unknown".
-        _ => {
-            code == IN_FAILED_TRANSACTION
-                || code.starts_with("23")
-                || (code.starts_with("40") && code != "40003")
-        }
+        // Violated constraints, serialisation and deadlocks.
+        _ => code.starts_with("23") || code.starts_with("40"),
     })
+}
+
+/// Whether PostgreSQL answered a commit with an error, whatever its code: a trigger that is
+/// deferred until then can raise any. What it cannot say whether it was committed ends the
+/// connection, or is worse.
+#[cfg(feature = "postgres")]
+fn is_refusal(severity: PgSeverity, code: &str) -> bool {
+    // "Completion unknown", of the connection between a pooler and the server, and of other servers
+    // that speak the same protocol and have committed a part.
+    let unknown = code == "40003" || code.starts_with("08") || code.starts_with("XX");
+    severity == PgSeverity::Error && !unknown
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_a_refusal_of_the_commit_unless_it_tells_of_something_else() {
+        for code in ["23505", "25P02", "40001", "40P01", "57014", "P0001", "22012"] {
+            assert!(is_refusal(PgSeverity::Error, code), "{code}");
+            assert!(!is_refusal(PgSeverity::Fatal, code), "{code}");
+        }
+        for code in ["40003", "08006", "08P01", "XX000", "XXA00"] {
+            assert!(!is_refusal(PgSeverity::Error, code), "{code}");
+        }
+    }
 }

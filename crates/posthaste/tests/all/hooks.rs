@@ -431,6 +431,46 @@ async fn a_commit_that_the_database_refuses_is_a_rollback() {
     on.clean().await;
 }
 
+/// An error is the server's answer to the commit, whatever its code: nothing was committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_a_constraint_trigger_refuses_is_a_rollback() {
+    let on = Postgres::fixture().await;
+    let notes = Notes::default();
+    let outbox = on.outbox().with_hook(notes.clone());
+    on.sql("create table {events}_once (id int)").await;
+    for (code, kind) in [
+        ("raise_exception", ErrorKind::Database),
+        ("unique_violation", ErrorKind::Database),
+        ("division_by_zero", ErrorKind::Database),
+        ("serialization_failure", ErrorKind::Unavailable),
+        ("query_canceled", ErrorKind::TimedOut),
+    ] {
+        let function = format!(
+            "create or replace function {{events}}_refuse() returns trigger language plpgsql as
+             $$ begin raise exception using errcode = '{code}', message = 'refused'; end $$"
+        );
+        on.sql(&function).await;
+        on.sql("drop trigger if exists refuse on {events}_once").await;
+        on.sql(
+            "create constraint trigger refuse after insert on {events}_once
+             deferrable initially deferred for each row execute function {events}_refuse()",
+        )
+        .await;
+        let insert = on.tables.fill("insert into {events}_once values (1)");
+        let mut tx = outbox.begin(&on.pool).await.unwrap();
+        outbox.enqueue(&mut tx, event("a", 1)).await.unwrap();
+        Postgres::run_on(tx.connection(), insert).await.unwrap();
+        let refused = tx.commit().await.unwrap_err();
+        assert!(refused.to_string().contains("rolled back"), "{code}: {refused}");
+        assert_eq!(refused.kind(), kind, "{code}");
+        assert_eq!(notes.taken(), ["write: a", "rollback: a"], "{code}");
+    }
+    assert_eq!(written(&on).await, 0);
+    on.sql("drop table {events}_once").await;
+    on.sql("drop function {events}_refuse()").await;
+    on.clean().await;
+}
+
 /// The connection breaks before the commit is sent.
 async fn a_commit_that_was_never_sent_is_a_rollback<DB: TestDatabase>(cut: &str) {
     let on = DB::fixture().await;
