@@ -137,7 +137,10 @@ pub async fn claim_key<DB: IdempotencyDialect>(
     lease: &KeyLease,
 ) -> Result<KeyClaim> {
     for _ in 0..LOOKS {
-        let claim = if tables.named_statements() {
+        // On MySQL a pool can be set so that nothing commits by itself, and a lock that is left
+        // there keeps everybody from the key.
+        let commits_by_itself = tables.named_statements() && DB::NAME != "MySQL";
+        let claim = if commits_by_itself {
             look::<DB>(connection, tables, key, lease).await?
         } else {
             // A statement without a name is gone when a pooler lends the server's connection to somebody else.

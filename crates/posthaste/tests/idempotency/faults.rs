@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::post};
 use futures_util::{FutureExt as _, future::join_all};
 use posthaste::idempotency::IdempotencyLayer;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::{mysql::MySqlPoolOptions, postgres::PgPoolOptions};
 use tokio::{net::TcpListener, task::spawn, time::timeout};
 
 use crate::{
@@ -288,6 +288,38 @@ async fn on_mariadb_a_handler_that_gives_a_statement_up_is_answered_soon_and_its
     }
     assert_eq!(server.pay("k", "").await.status, 201, "the key is free");
     assert_eq!((fixture.number(EFFECTS).await, fixture.number(EVENTS).await), (1, 1));
+    server.stop(&fixture).await;
+    fixture.clean().await;
+}
+
+/// A pool on which nothing commits by itself: a claim that is not committed locks its key for
+/// everybody, the handler's own response included.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mariadb_keys_are_claimed_on_a_pool_on_which_nothing_commits_by_itself() {
+    let fixture = <sqlx::MySql as TestDatabase>::fixture().await;
+    let pool = MySqlPoolOptions::new()
+        .max_connections(4)
+        .after_connect(|connection, _| {
+            Box::pin(async move {
+                let set = "set autocommit = 0, innodb_lock_wait_timeout = 2";
+                sqlx::raw_sql(set).execute(connection).await.map(drop)
+            })
+        })
+        .connect(&url("POSTHASTE_TEST_MARIADB"))
+        .await
+        .unwrap();
+    let server = Server::start_with(&fixture, fixture.outbox(), pool.clone()).await;
+    let mut answers = Vec::new();
+    for n in 0..8 {
+        let (first, repeat) =
+            (server.pay(&format!("k{n}"), "").await, server.pay(&format!("k{n}"), "").await);
+        answers.push((first.status, repeat.is_repeat_of(&first)));
+    }
+    assert_eq!(answers, [(201, true); 8]);
+    for counted in [EFFECTS, EVENTS, KEYS] {
+        assert_eq!(fixture.number(counted).await, 8, "{counted}");
+    }
+    pool.close().await;
     server.stop(&fixture).await;
     fixture.clean().await;
 }
