@@ -181,7 +181,7 @@ impl Driver {
         let sharing = self.pauses.sharing(census).live;
         let first = sharing.first().or(census.live.first());
         let duty = first.is_some_and(|first| first.owner == self.shards.relay.owner());
-        self.wires.duty.send_if_modified(|known| std::mem::replace(known, duty) != duty);
+        self.wires.duty.set(duty);
         let unowned = census.owners.iter().any(Option::is_none);
         let free = (0_u16..).zip(&census.owners).filter(|(_, owner)| owner.is_none());
         self.stalls.unowned = free.map(|(shard, _)| shard).collect();

@@ -33,6 +33,7 @@ use crate::{
     hash::IntMap,
     health::Pulse,
     hot::HotPath,
+    housekeeping::Duty,
     intercept::Interceptor,
     lanes::{DestinationRules, Lanes, Look, Origin, Release, Routing, Rules},
     log::Brief,
@@ -189,7 +190,7 @@ pub(crate) struct Wires {
     pub(crate) stop: watch::Receiver<bool>,
     pub(crate) stats: watch::Sender<Stats>,
     /// Whether this relay keeps house.
-    pub(crate) duty: watch::Sender<bool>,
+    pub(crate) duty: Duty,
 }
 
 pub(crate) struct Driver {
@@ -707,7 +708,7 @@ impl Driver {
         stats.memory = self.lanes.budget().used();
         (stats.hot_queue, stats.cold_queue) = self.lanes.waiting();
         [stats.delivery_p50_ms, stats.delivery_p95_ms] = self.sampled.quantiles;
-        stats.housekeeper = *self.wires.duty.borrow();
+        stats.housekeeper = self.wires.duty.is_on();
         stats.paused = self.stands_by();
         let (stalled, age) = self.stalls.extent(self.clock.now());
         (stats.stalled, stats.stall_age_s) = (stalled, age.map(|age| age.as_secs_f64().floor()));

@@ -5,14 +5,20 @@
 //! they are the one: everything here can be done twice. A relay that is switched off keeps house only
 //! as long as no other relay is alive. How healthy a relay is, each finds out for itself.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use posthaste_core::{
     Error, Result,
     clock::Clock,
     store::{Counts, Store},
 };
-use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tokio::{sync::Notify, task::JoinHandle, time::sleep};
 
 use crate::{
     HealthLimits, Retention,
@@ -81,6 +87,44 @@ impl Housekeeping {
     }
 }
 
+/// Whether it is this relay's turn to keep house. Clones are one.
+///
+/// Wakes its waiters in the order in which they came: `tokio::sync::watch` shuffles them, and two simulations of
+/// one seed would differ.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Duty(Arc<Turn>);
+
+#[derive(Debug, Default)]
+struct Turn {
+    is_on: AtomicBool,
+    changed: Notify,
+}
+
+impl Duty {
+    /// Said by the driver.
+    pub(crate) fn set(&self, is_on: bool) {
+        if self.0.is_on.swap(is_on, Ordering::SeqCst) != is_on {
+            self.0.changed.notify_waiters();
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_on.load(Ordering::SeqCst)
+    }
+
+    /// Returns once it is on, or off.
+    async fn becomes(&self, is_on: bool) {
+        loop {
+            // Before the look: a change between the two is not missed.
+            let changed = self.0.changed.notified();
+            if self.is_on() == is_on {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
 /// Keeps house for a relay; ends when its tasks are aborted.
 #[derive(Clone)]
 pub(crate) struct Housekeeper {
@@ -91,8 +135,8 @@ pub(crate) struct Housekeeper {
     pub(crate) settings: Housekeeping,
     pub(crate) limits: HealthLimits,
     pub(crate) enabled: bool,
-    /// Whether it is this relay's turn; said by the driver.
-    pub(crate) duty: watch::Receiver<bool>,
+    /// Whether it is this relay's turn.
+    pub(crate) duty: Duty,
 }
 
 impl Housekeeper {
@@ -113,13 +157,9 @@ impl Housekeeper {
     }
 
     /// Returns when it is this relay's turn.
-    async fn on_duty(&mut self) {
+    async fn on_duty(&self) {
         if self.enabled {
-            if self.duty.wait_for(|duty| *duty).await.is_err() {
-                // The driver has ended; so will this task.
-                std::future::pending::<()>().await;
-            }
-            return;
+            return self.duty.becomes(true).await;
         }
         loop {
             let others = within(PATIENCE, self.store.relays()).await;
@@ -130,7 +170,7 @@ impl Housekeeper {
         }
     }
 
-    async fn purge_every(mut self, interval: Duration) {
+    async fn purge_every(self, interval: Duration) {
         loop {
             self.on_duty().await;
             self.purge().await;
@@ -159,7 +199,7 @@ impl Housekeeper {
         }
     }
 
-    async fn refresh_every(mut self, interval: Duration) {
+    async fn refresh_every(self, interval: Duration) {
         let mut warned = false;
         loop {
             self.on_duty().await;
@@ -175,16 +215,16 @@ impl Housekeeper {
                 }
                 Err(error) => tracing::error!(%error, "counting failed; trying again next turn"),
             }
-            let mut duty = self.duty.clone();
             let over = async {
-                let over = duty.wait_for(|duty| !*duty).await.is_ok();
-                if !over || !self.enabled {
+                self.duty.becomes(false).await;
+                if !self.enabled {
                     std::future::pending::<()>().await;
                 }
             };
             tokio::select! {
-                () = sleep(interval) => {}
+                biased;
                 () = over => self.observer.meters.counted(None),
+                () = sleep(interval) => {}
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::{
     Committed, Config, Destination, Health, HotPath, Interceptor, Route, Routes, Stats,
     driver::{Driver, Parts, Wires},
     health::{Life, Pulse},
-    housekeeping::Housekeeper,
+    housekeeping::{Duty, Housekeeper},
     meters::Meters,
     observe::Observer,
     purge,
@@ -50,7 +50,7 @@ pub struct Relay {
     hot_receiver: Mutex<Option<mpsc::Receiver<Vec<Committed>>>>,
     stats: watch::Sender<Stats>,
     /// Whether it keeps house; said by the driver.
-    duty: watch::Sender<bool>,
+    duty: Duty,
     /// Says stop to the driver; set once.
     stop: watch::Sender<bool>,
     state: Mutex<State>,
@@ -120,7 +120,7 @@ impl Relay {
             hot,
             hot_receiver: Mutex::new(Some(receiver)),
             stats: watch::Sender::new(Stats::default()),
-            duty: watch::Sender::new(false),
+            duty: Duty::default(),
             stop: watch::Sender::new(false),
             state: Mutex::new(State::Idle),
         })
@@ -289,7 +289,7 @@ impl Relay {
             settings: config.housekeeping,
             limits: config.health,
             enabled: config.enabled,
-            duty: self.duty.subscribe(),
+            duty: self.duty.clone(),
         }
     }
 

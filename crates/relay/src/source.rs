@@ -6,7 +6,7 @@
 //! nothing happens.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -127,7 +127,7 @@ struct Walk {
     /// It has found none: any key may be tried.
     ended: bool,
     /// Where the first events lie of keys that were tried.
-    tried: HashMap<i64, Position>,
+    tried: BTreeMap<i64, Position>,
     /// The one of these whose turn it is.
     again: Option<i64>,
 }

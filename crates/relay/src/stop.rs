@@ -85,7 +85,7 @@ impl Driver {
             Ok(Err(error)) => tracing::warn!(%error, "leases were not released; they expire"),
             Err(_) => tracing::warn!("leases were not released in time; they expire"),
         }
-        self.wires.duty.send_replace(false);
+        self.wires.duty.set(false);
         self.tell();
         self.observer.meters.relays_alive(0);
         self.publish_stats();

@@ -36,7 +36,7 @@
 //!   dead and takes no other with it.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -457,16 +457,18 @@ impl Lanes {
 
     /// The events in hand, by the claims under which they are (row leases).
     pub fn claimed(&self) -> Vec<RowsInHand> {
-        let mut claimed: HashMap<&RowLease, Vec<i64>> = HashMap::new();
+        let mut claimed: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
         for (sequence, entry) in &self.known {
             if !matches!(entry.state, State::Leaving { .. })
                 && let Some(lease) = entry.lease.as_deref()
             {
-                claimed.entry(lease).or_default().push(*sequence);
+                claimed.entry(lease.token.as_str()).or_default().push(*sequence);
             }
         }
-        let in_hand =
-            |(lease, sequences): (&RowLease, _)| RowsInHand { lease: lease.clone(), sequences };
+        let in_hand = |(token, sequences): (&str, _)| RowsInHand {
+            lease: RowLease { token: token.to_owned() },
+            sequences,
+        };
         claimed.into_iter().map(in_hand).collect()
     }
 
