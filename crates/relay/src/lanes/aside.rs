@@ -49,7 +49,7 @@ impl Lanes {
         if held {
             lane.read_anew();
         } else if lane.block == Block::Open && lane.is_unused() {
-            self.lanes.remove(&id);
+            self.drop_lane(id);
         }
     }
 
@@ -126,7 +126,7 @@ impl Lanes {
             lane.read_anew();
             if lane.block == Block::Open {
                 // It is read back once what it came behind is out of the way.
-                lane.block = Block::Releasing;
+                lane.turn(Block::Releasing);
             }
         }
         self.hold_follower(id, sequence);

@@ -4,6 +4,12 @@ use std::collections::VecDeque;
 
 use posthaste_core::{Envelope, store::Wait};
 
+#[cfg(feature = "transitions")]
+use super::transitions::count;
+
+#[cfg(not(feature = "transitions"))]
+fn count(_: Option<Block>, _: Option<Block>) {}
+
 /// An event that waits for its turn.
 #[derive(Debug)]
 pub(super) struct Pending {
@@ -67,6 +73,7 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(shard: u16) -> Self {
+        count(None, Some(Block::Open));
         Self {
             shard,
             queue: VecDeque::new(),
@@ -82,6 +89,17 @@ impl Lane {
             due: false,
             unsure: false,
         }
+    }
+
+    /// It is blocked so from now on.
+    pub(super) fn turn(&mut self, block: Block) {
+        count(Some(self.block), Some(block));
+        self.block = block;
+    }
+
+    /// Told before it leaves the memory.
+    pub(super) fn drops(&self) {
+        count(Some(self.block), None);
     }
 
     /// A place by its number, also for an event that comes late: under `global` everything that is

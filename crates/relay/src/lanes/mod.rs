@@ -54,6 +54,9 @@ use crate::{
 
 mod lane;
 
+#[cfg(feature = "transitions")]
+pub mod transitions;
+
 mod destination;
 
 mod breaker;
@@ -393,6 +396,13 @@ impl Lanes {
             unsure: VecDeque::new(),
             paused_keys: BTreeMap::new(),
             stats: Stats::default(),
+        }
+    }
+
+    /// The lane leaves the memory.
+    fn drop_lane(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.remove(&id) {
+            lane.drops();
         }
     }
 

@@ -295,7 +295,7 @@ impl Lanes {
                 if lane.busy() {
                     return Offered::Ignored;
                 }
-                lane.block = Block::Waiting;
+                lane.turn(Block::Waiting);
                 lane.due = false;
                 lane.queue.push_front(pending);
             }
@@ -306,7 +306,7 @@ impl Lanes {
             }
             Block::Open if freed => {
                 if !lane.busy() {
-                    lane.block = Block::Releasing;
+                    lane.turn(Block::Releasing);
                     self.request_release(id);
                 }
                 return Offered::Ignored;

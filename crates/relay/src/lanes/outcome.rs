@@ -189,7 +189,7 @@ impl Lanes {
             return;
         };
         lane.held |= lane.block == Block::Releasing;
-        lane.block = block;
+        lane.turn(block);
         lane.written = None;
         lane.held_from = 0;
         lane.due = false;
@@ -252,7 +252,7 @@ impl Lanes {
         };
         lane.in_flight = lane.in_flight.saturating_sub(1);
         if self.rules.global {
-            lane.block = Block::Open;
+            lane.turn(Block::Open);
         }
         if lane.in_flight > 0 {
             return;
@@ -267,16 +267,16 @@ impl Lanes {
         }
         match lane.block {
             Block::Waiting | Block::Parked if lane.held => {
-                lane.block = Block::Releasing;
+                lane.turn(Block::Releasing);
                 lane.more = None;
                 self.request_release(id);
             }
             Block::Releasing if lane.more.is_some() => self.request_release(id),
             Block::Releasing if lane.reading.is_some() => {}
             _ if lane.holds == 0 => {
-                self.lanes.remove(&id);
+                self.drop_lane(id);
             }
-            _ => lane.block = Block::Releasing,
+            _ => lane.turn(Block::Releasing),
         }
     }
 }

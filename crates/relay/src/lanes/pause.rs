@@ -150,7 +150,7 @@ impl Lanes {
             return Offered::Ignored;
         }
         if was_in_the_way || lane.block == Block::Open {
-            lane.block = Block::Releasing;
+            lane.turn(Block::Releasing);
         }
         self.hold_offered(sequence, entry, id)
     }
@@ -195,7 +195,7 @@ impl Lanes {
         {
             lane.scheduled = false;
             lane.read_anew();
-            lane.block = Block::Releasing;
+            lane.turn(Block::Releasing);
             self.hold_queue(id);
         }
     }
@@ -211,7 +211,7 @@ impl Lanes {
         self.leave_lane(sequence);
         if let Some(lane) = self.lanes.get_mut(&id) {
             lane.read_anew();
-            lane.block = Block::Releasing;
+            lane.turn(Block::Releasing);
         }
         self.hold_follower(id, sequence);
     }

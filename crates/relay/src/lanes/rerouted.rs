@@ -320,7 +320,7 @@ impl Lanes {
             let id = LaneId { destination, key };
             match walk.stays.get(&destination) {
                 None if !self.is_routed_to(destination) => {
-                    self.lanes.remove(&id);
+                    self.drop_lane(id);
                 }
                 None => self.set_lane(id, Stays::default(), due),
                 Some(&stays) => {
@@ -334,7 +334,7 @@ impl Lanes {
             let id = LaneId { destination, key };
             let lane = self.lanes.entry(id).or_insert_with(|| {
                 let mut lane = Lane::new(shard);
-                lane.block = Block::Releasing;
+                lane.turn(Block::Releasing);
                 lane
             });
             lane.held = true;
@@ -364,11 +364,11 @@ impl Lanes {
         let next = self.leaving.next_read();
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         lane.written = Some(next);
-        lane.block = match (parked, waiting) {
+        lane.turn(match (parked, waiting) {
             (true, _) => Block::Parked,
             (false, true) => Block::Waiting,
             (false, false) => Block::Releasing,
-        };
+        });
         lane.due = due && lane.block == Block::Waiting;
         lane.more = None;
         if self.spilled {

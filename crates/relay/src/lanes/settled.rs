@@ -271,7 +271,7 @@ impl Lanes {
         if lane.stands_released() && nothing_held && breaker.wants_probe() && !paused {
             // There is nothing to try the destination with: another lane may have something.
             breaker.look_again();
-            self.lanes.remove(&id);
+            self.drop_lane(id);
             return;
         }
         // They stay held until the destination takes events again, and the key is not paused. A page ends

@@ -36,7 +36,13 @@ impl Lanes {
         }
         self.forget_doubts(lost);
         self.forget_waiting(lost);
-        self.lanes.retain(|_, lane| !lost.contains(&lane.shard));
+        self.lanes.retain(|_, lane| {
+            let keep = !lost.contains(&lane.shard);
+            if !keep {
+                lane.drops();
+            }
+            keep
+        });
         let stats = &mut self.stats;
         self.settlements.retain(|unsettled| {
             let keep = !lost.contains(&unsettled.settlement.shard);
@@ -84,7 +90,13 @@ impl Lanes {
             destination.undecided.retain(|undecided| known.contains_key(&undecided.sequence));
         }
         self.careful.forget(|sequence| known.contains_key(&sequence));
-        self.lanes.retain(|id, lane| !shards.contains(&lane.shard) || under_way.contains(id));
+        self.lanes.retain(|id, lane| {
+            let keep = !shards.contains(&lane.shard) || under_way.contains(id);
+            if !keep {
+                lane.drops();
+            }
+            keep
+        });
         for lane in self.lanes.values_mut().filter(|lane| shards.contains(&lane.shard)) {
             lane.queue.clear();
             lane.scheduled = false;
@@ -132,11 +144,11 @@ impl Lanes {
         let lane = self.lanes.entry(id).or_insert_with(|| Lane::new(shard));
         lane.held = true;
         lane.written = Some(next);
-        lane.block = match (blocked.parked, blocked.waiting) {
+        lane.turn(match (blocked.parked, blocked.waiting) {
             (true, _) => Block::Parked,
             (false, true) => Block::Waiting,
             (false, false) => Block::Releasing,
-        };
+        });
         let releases = lane.block == Block::Releasing;
         if !releases {
             // Under `global` late commits of shards that came before this one can be in line.

@@ -100,7 +100,7 @@ impl Lanes {
             let still = blocked.waiting || blocked.parked;
             let can_go = |lane: &Lane| still && lane.is_in_the_table(read);
             if self.lanes.get(&id).is_some_and(can_go) && !self.is_paused(Some(id.key)) {
-                self.lanes.remove(&id);
+                self.drop_lane(id);
             }
         }
         let forgot = self.lanes.len() < before;
@@ -142,11 +142,12 @@ impl Lanes {
     /// What blocked a lane has fallen due, and the lane was forgotten: it is blocked in memory again.
     pub(super) fn recall(&mut self, id: LaneId, shard: u16) {
         let next = self.leaving.next_read();
-        self.lanes.entry(id).or_insert_with(|| Lane {
-            block: Block::Waiting,
-            held: true,
-            written: Some(next),
-            ..Lane::new(shard)
+        self.lanes.entry(id).or_insert_with(|| {
+            let mut lane = Lane::new(shard);
+            lane.turn(Block::Waiting);
+            lane.held = true;
+            lane.written = Some(next);
+            lane
         });
     }
 }
