@@ -32,13 +32,16 @@ struct State {
     down: Option<Down>,
     /// How often an event was given to it.
     tries: BTreeMap<Uuid, u32>,
+    /// When it last did not take an event, in microseconds since the beginning.
+    failed_at: Option<u64>,
     /// All events come to their end now, whatever their fate was.
     is_kind: bool,
 }
 
 impl Broker {
     pub(crate) fn new(accepts: Accepts) -> Self {
-        let state = State { accepts, down: None, tries: BTreeMap::new(), is_kind: false };
+        let state =
+            State { accepts, down: None, tries: BTreeMap::new(), failed_at: None, is_kind: false };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -48,6 +51,15 @@ impl Broker {
 
     pub(crate) fn set_down(&self, down: Option<Down>) {
         self.lock().down = down;
+    }
+
+    pub(crate) fn failed_at(&self) -> Option<u64> {
+        self.lock().failed_at
+    }
+
+    /// How often it was given this event.
+    pub(crate) fn tries(&self, id: Uuid) -> u32 {
+        self.lock().tries.get(&id).copied().unwrap_or(0)
     }
 
     pub(crate) fn be_kind(&self) {
@@ -71,6 +83,10 @@ pub(crate) struct Line {
 
 impl Line {
     fn note(&self, envelope: &Envelope, came: Came) {
+        let at = self.began.elapsed().as_micros() as u64;
+        if came != Came::Taken {
+            self.broker.lock().failed_at = Some(at);
+        }
         let what = Happened::Given {
             id: envelope.event.id(),
             replay: envelope.replay,
@@ -78,7 +94,7 @@ impl Line {
             destination: self.name.clone(),
             came,
         };
-        self.history.add(self.began.elapsed().as_micros() as u64, what);
+        self.history.add(at, what);
     }
 
     fn fate(&self, envelope: &Envelope) -> Fate {
@@ -100,6 +116,11 @@ impl Line {
             self.process.unless_dead(|| self.note(envelope, came));
             answer
         };
+        if let Some(down) = down {
+            self.history.count(format!("destination: {down:?}"));
+        } else {
+            self.history.count(format!("fate: {}", fate.name()));
+        }
         match down {
             Some(Down::Refuses) => {
                 let refused = Outcome::unavailable("connection refused");
@@ -163,7 +184,7 @@ impl Transport for Line {
     }
 
     async fn publish(&self, batch: &[Envelope]) -> Vec<Outcome> {
-        self.process.pass().await;
+        self.process.pass(&self.name).await;
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut refused = BTreeSet::new();
         let mut waits = Duration::ZERO;
@@ -191,7 +212,12 @@ impl Transport for Line {
             outcomes.push(outcome);
         }
         tokio::time::sleep(waits).await;
-        self.process.pass().await;
+        self.process.pass(&self.name).await;
+        for (envelope, _) in
+            batch.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Delivered)
+        {
+            self.process.acknowledged(envelope.event.id(), envelope.replay);
+        }
         outcomes
     }
 }

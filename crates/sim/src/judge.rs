@@ -1,7 +1,7 @@
 //! The checker: knows everything that was committed, and what each destination was given.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
@@ -40,8 +40,16 @@ pub enum Promise {
     RepeatsAreExplained,
     /// An outage burns no attempt.
     OutagesBurnNothing,
-    /// Everything comes to its end in time.
+    /// Everything comes to its end in time, and is handed over as soon as nothing is in its way.
     NobodyStalls,
+    /// A relay that lost its lease cannot settle.
+    StaleOwnersAreFenced,
+    /// An event that is enqueued again is not written again.
+    RepeatedEnqueueWritesNothing,
+    /// The doctor names the cause for which an event waits.
+    TheDoctorKnows,
+    /// Reads walk over no more rows than they must, and relays call no more often.
+    WorkIsBounded,
     /// Memory is bounded.
     Bounded,
 }
@@ -63,20 +71,23 @@ struct Committed {
     at: u64,
     key: Option<Key>,
     delayed: bool,
+    /// It was written, was gone, and was written again.
+    again: bool,
 }
 
 /// Judges how a world has ended.
 pub fn judge(plan: &Plan, end: &End) -> Vec<Violation> {
     let entries = end.history.entries();
     let mut violations = Vec::new();
-    let mut committed: HashMap<Uuid, Committed> = HashMap::new();
+    let mut failovers: Vec<(u64, u64)> = Vec::new();
+    let mut committed: BTreeMap<Uuid, Committed> = BTreeMap::new();
     let mut rolled_back: BTreeSet<Uuid> = BTreeSet::new();
     // In which order a destination took events for the first time.
     let mut firsts: BTreeMap<(String, Uuid), First> = BTreeMap::new();
     let mut taken: BTreeSet<(Uuid, u32)> = BTreeSet::new();
-    let mut ended: HashMap<Uuid, u64> = HashMap::new();
-    let mut failures: HashMap<Uuid, u32> = HashMap::new();
-    let mut suspicions: HashMap<Uuid, u32> = HashMap::new();
+    let mut ended: BTreeMap<Uuid, u64> = BTreeMap::new();
+    let mut failures: BTreeMap<Uuid, u32> = BTreeMap::new();
+    let mut suspicions: BTreeMap<Uuid, u32> = BTreeMap::new();
     for entry in &entries {
         match &entry.what {
             Happened::Committed { began, events } => {
@@ -86,6 +97,7 @@ pub fn judge(plan: &Plan, end: &End) -> Vec<Violation> {
                         at: entry.at,
                         key: event.key,
                         delayed: event.delayed,
+                        again: committed.contains_key(&event.id),
                     };
                     committed.insert(event.id, one);
                 }
@@ -114,11 +126,21 @@ pub fn judge(plan: &Plan, end: &End) -> Vec<Violation> {
                 }
                 _ => {}
             },
+            Happened::FailedOver { since } => {
+                failovers.push((*since, entry.at));
+            }
+            Happened::Broke { promise, events, text } => violations.push(Violation {
+                promise: *promise,
+                text: text.clone(),
+                events: events.clone(),
+            }),
             Happened::Befell { .. } | Happened::Note(_) => {}
         }
     }
     invented(&rolled_back, &committed, &taken, &mut violations);
     lost(end, &committed, &taken, &mut violations);
+    vanished(end, (&committed, &failovers), (&taken, &ended), &mut violations);
+    work(plan, end, committed.len(), &mut violations);
     if plan.ordering != RelayOrdering::None {
         order(&committed, &firsts, &ended, end, &mut violations);
     }
@@ -139,7 +161,7 @@ pub fn judge(plan: &Plan, end: &End) -> Vec<Violation> {
 
 fn invented(
     rolled_back: &BTreeSet<Uuid>,
-    committed: &HashMap<Uuid, Committed>,
+    committed: &BTreeMap<Uuid, Committed>,
     taken: &BTreeSet<(Uuid, u32)>,
     violations: &mut Vec<Violation>,
 ) {
@@ -154,9 +176,54 @@ fn invented(
     }
 }
 
+/// A committed event is in the table, or it was taken, given up, or lost with its server.
+fn vanished(
+    end: &End,
+    (committed, failovers): (&BTreeMap<Uuid, Committed>, &[(u64, u64)]),
+    (taken, ended): (&BTreeSet<(Uuid, u32)>, &BTreeMap<Uuid, u64>),
+    violations: &mut Vec<Violation>,
+) {
+    let there: BTreeSet<Uuid> = end.rows.iter().map(|row| row.event.id()).collect();
+    for (id, one) in committed {
+        let with_its_server =
+            failovers.iter().any(|(since, until)| (*since..=*until).contains(&one.at));
+        let has_ended =
+            ended.contains_key(id) || taken.range((*id, 0)..=(*id, u32::MAX)).next().is_some();
+        if !there.contains(id) && !with_its_server && !has_ended {
+            violations.push(Violation {
+                promise: Promise::NothingIsLost,
+                text: format!("{} is gone, and nobody took it", short(*id)),
+                events: vec![*id],
+            });
+        }
+    }
+}
+
+/// Rows that reads may walk over for each event and relay, and calls that a relay may make in a second.
+/// Measured: see `docs/simulation.md`.
+const ROWS: u64 = 60;
+const CALLS: u64 = 120;
+
+/// What it cost.
+fn work(plan: &Plan, end: &End, committed: usize, violations: &mut Vec<Violation>) {
+    let events = committed.max(50) as u64;
+    let rows = end.walked / events / plan.relays as u64;
+    let seconds = (end.lasted / 1_000_000).max(1);
+    let calls = end.history.calls().len() as u64 / seconds / plan.relays as u64;
+    let mut costs = |text: String| {
+        violations.push(Violation { promise: Promise::WorkIsBounded, text, events: Vec::new() });
+    };
+    if rows > ROWS {
+        costs(format!("reads have walked over {rows} rows for each event and relay"));
+    }
+    if calls > CALLS {
+        costs(format!("{calls} calls a second for each relay"));
+    }
+}
+
 fn lost(
     end: &End,
-    committed: &HashMap<Uuid, Committed>,
+    committed: &BTreeMap<Uuid, Committed>,
     taken: &BTreeSet<(Uuid, u32)>,
     violations: &mut Vec<Violation>,
 ) {
@@ -168,7 +235,7 @@ fn lost(
                 promise: Promise::NobodyStalls,
                 text: format!(
                     "{} (#{}) waits at the end: {:?}, attempts {}, wait {:?}, not before {:?}, lease {:?}",
-                    short(id), row.sequence, row.status(i64::MAX), row.attempts, row.wait, row.not_before, row.locked_by,
+                    short(id), row.sequence, row.status(i64::MAX), row.attempts, row.wait, row.not_before, row.locked_by.as_deref().and_then(|by| by.split('/').next()),
                 ),
                 events: vec![id],
             });
@@ -197,9 +264,9 @@ fn lost(
 
 /// If a was committed before b's enqueue began, b is not taken before a was taken or was given up.
 fn order(
-    committed: &HashMap<Uuid, Committed>,
+    committed: &BTreeMap<Uuid, Committed>,
     firsts: &BTreeMap<(String, Uuid), First>,
-    ended: &HashMap<Uuid, u64>,
+    ended: &BTreeMap<Uuid, u64>,
     end: &End,
     violations: &mut Vec<Violation>,
 ) {
@@ -225,7 +292,8 @@ fn order(
         events.sort_by_key(|(id, _)| *id);
         for (b, of_b) in events.iter() {
             for (a, of_a) in events.iter() {
-                if of_a.at >= of_b.began || of_a.delayed || !there.contains_key(a) {
+                let skips = of_a.delayed || of_a.again || of_b.again || !there.contains_key(a);
+                if of_a.at >= of_b.began || skips {
                     continue;
                 }
                 for destination in &destinations {
@@ -254,38 +322,56 @@ fn order(
 }
 
 /// A second delivery needs a reason: something befell the process that had the event, or everybody, since
-/// shortly before the first one.
+/// shortly before the first one. Once the table says that the event was sent, only what befell the second
+/// process explains it, which may have had the event in hand all the time, or a server that has lost the write.
 fn repeats(entries: &[Entry], violations: &mut Vec<Violation>) {
     /// What befell a process before it took an event can still be why the outcome was not written.
     const BEFORE: u64 = 40_000_000;
-    let mut taken: HashMap<(Uuid, u32), (u64, String)> = HashMap::new();
-    for entry in entries {
-        let Happened::Given { id, replay, process, came, .. } = &entry.what else { continue };
-        match came {
-            Came::Taken => {
-                let Some((first, by)) = taken.insert((*id, *replay), (entry.at, process.clone()))
-                else {
-                    continue;
-                };
-                let explained = entries.iter().any(|other| match &other.what {
-                    Happened::Befell { process, .. } => {
-                        let about = process.as_ref().is_none_or(|process| *process == by);
-                        about && other.at + BEFORE >= first && other.at <= entry.at
-                    }
-                    _ => false,
-                });
-                if !explained {
-                    violations.push(Violation {
-                        promise: Promise::RepeatsAreExplained,
-                        text: format!(
-                            "{} was taken twice, by {by} and {process}, for no reason",
-                            short(*id)
-                        ),
-                        events: vec![*id],
-                    });
-                }
+    let mut taken: BTreeMap<(Uuid, u32), (u64, String)> = BTreeMap::new();
+    let mut written: BTreeMap<(Uuid, u32), u64> = BTreeMap::new();
+    for (place, entry) in entries.iter().enumerate() {
+        let (id, replay, process) = match &entry.what {
+            Happened::Given { id, replay, process, came: Came::Taken, .. } => (id, replay, process),
+            Happened::Wrote { id, replay, verdict: "sent" } => {
+                written.insert((*id, *replay), entry.at);
+                continue;
             }
-            Came::TakenInSilence | Came::Failed | Came::Unavailable => {}
+            Happened::FailedOver { since } => {
+                written.retain(|_, at| *at < *since);
+                continue;
+            }
+            Happened::Committed { events, .. } => {
+                // One that was gone was written again: a new life.
+                for event in events {
+                    taken.retain(|(id, _), _| *id != event.id);
+                    written.retain(|(id, _), _| *id != event.id);
+                }
+                continue;
+            }
+            _ => continue,
+        };
+        let first = taken.insert((*id, *replay), (entry.at, process.clone()));
+        let Some((first, by)) = first else { continue };
+        let sent = written.get(&(*id, *replay));
+        let explained = entries[..=place].iter().rev().any(|other| match &other.what {
+            Happened::Befell { process: befallen, .. } => {
+                let about = befallen.as_ref().is_none_or(|befallen| {
+                    *befallen == *process || sent.is_none() && *befallen == by
+                });
+                about && other.at + BEFORE >= first
+            }
+            _ => false,
+        });
+        if !explained {
+            let after = match sent {
+                Some(at) => format!("although the table said sent at {:.4} s", *at as f64 / 1e6),
+                None => "for no reason".to_owned(),
+            };
+            violations.push(Violation {
+                promise: Promise::RepeatsAreExplained,
+                text: format!("{} was taken twice, by {by} and {process}, {after}", short(*id)),
+                events: vec![*id],
+            });
         }
     }
 }
@@ -294,8 +380,8 @@ fn repeats(entries: &[Entry], violations: &mut Vec<Violation>) {
 fn burnt(
     end: &End,
     entries: &[Entry],
-    failures: &HashMap<Uuid, u32>,
-    suspicions: &HashMap<Uuid, u32>,
+    failures: &BTreeMap<Uuid, u32>,
+    suspicions: &BTreeMap<Uuid, u32>,
     violations: &mut Vec<Violation>,
 ) {
     for row in &end.rows {

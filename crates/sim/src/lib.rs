@@ -22,21 +22,27 @@
 //! | [`history`] | what happened |
 //! | [`mod@judge`] | which promises were broken |
 
+pub mod counters;
 pub mod database;
 mod destination;
+mod doctor;
+mod fence;
 pub mod history;
 pub mod judge;
+mod luck;
 pub mod plan;
 mod process;
+mod stalls;
 mod wire;
 pub mod world;
 
 use std::fmt::Write;
 
 use crate::{
+    counters::Counters,
     history::Happened,
     judge::{Violation, judge},
-    plan::Plan,
+    plan::{Fate, Plan},
     world::{End, live},
 };
 
@@ -49,10 +55,11 @@ pub struct Verdict {
     pub end: End,
     /// Which promises were broken.
     pub violations: Vec<Violation>,
+    /// What was met.
+    pub counters: Counters,
 }
 
-/// Lives through a plan, and judges it. The same plan has nearly the same history every time: calls can end a
-/// millisecond earlier or later.
+/// Lives through a plan, and judges it. The same plan has the same history every time, call by call.
 ///
 /// # Panics
 ///
@@ -66,7 +73,8 @@ pub fn simulate(plan: &Plan) -> Verdict {
     let end = runtime.block_on(live(plan));
     drop(runtime);
     let violations = judge(plan, &end);
-    Verdict { plan: plan.clone(), end, violations }
+    let counters = Counters::of(plan, &end);
+    Verdict { plan: plan.clone(), end, violations, counters }
 }
 
 /// The same plan with fewer accidents and events that still breaks the promise which the verdict names first.
@@ -95,6 +103,12 @@ pub fn shrink(verdict: Verdict) -> Verdict {
         }
         size = if size == 1 { 0 } else { size.div_ceil(2) };
     }
+    // Fates keep their place, so that the others keep their luck.
+    for place in 0..best.plan.fates.len() {
+        let mut plan = best.plan.clone();
+        plan.fates[place] = Fate::Plain;
+        best = breaks(&plan).unwrap_or(best);
+    }
     loop {
         let mut plan = best.plan.clone();
         plan.events /= 2;
@@ -108,7 +122,17 @@ pub fn shrink(verdict: Verdict) -> Verdict {
 impl Verdict {
     /// What was planned, which promises were broken, and what happened to the events that they are about.
     pub fn story(&self) -> String {
-        let mut text = format!("seed {}: {:?}\n", self.plan.seed, self.plan.settings());
+        self.story_with_calls_of(&[])
+    }
+
+    /// The same, with the calls to the database of these processes.
+    pub fn story_with_calls_of(&self, processes: &[String]) -> String {
+        let seed = self.plan.seed;
+        let mut text = format!("seed {seed}: {:?}\n", self.plan.settings());
+        let _ = writeln!(
+            text,
+            "replay    cargo run --release -p posthaste-sim -- --from {seed} --seeds 1"
+        );
         for accident in &self.plan.accidents {
             let _ = writeln!(text, "planned {accident}");
         }
@@ -117,14 +141,21 @@ impl Verdict {
         }
         let first = self.violations.iter().take(3);
         let about: Vec<_> = first.flat_map(|violation| violation.events.clone()).collect();
+        let calls = self.end.history.calls();
+        let mut calls =
+            calls.iter().filter(|call| processes.iter().any(|of| **of == *call.process)).peekable();
         for entry in self.end.history.entries() {
+            while let Some(call) = calls.next_if(|call| call.at <= entry.at) {
+                let _ = writeln!(text, "{call}");
+            }
             let concerns = match &entry.what {
                 Happened::Committed { events, .. } => {
                     events.iter().any(|event| about.contains(&event.id))
                 }
                 Happened::RolledBack { ids } => ids.iter().any(|id| about.contains(id)),
                 Happened::Given { id, .. } | Happened::Wrote { id, .. } => about.contains(id),
-                Happened::Befell { .. } | Happened::Note(_) => true,
+                Happened::Broke { events, .. } => events.iter().any(|id| about.contains(id)),
+                Happened::Befell { .. } | Happened::FailedOver { .. } | Happened::Note(_) => true,
             };
             if concerns {
                 let _ = writeln!(text, "{entry}");

@@ -29,6 +29,10 @@ pub struct Plan {
     pub keys: usize,
     /// Writers.
     pub writers: usize,
+    /// How many of them write in the process of a relay, and tell it what they commit.
+    pub hot: usize,
+    /// Writers write some events a second time.
+    pub repeats: bool,
     /// Events that the writers enqueue together.
     pub events: usize,
     /// For how long accidents happen.
@@ -78,7 +82,8 @@ pub enum Fate {
 }
 
 impl Fate {
-    const ALL: [Self; 10] = [
+    /// All fates.
+    pub const ALL: [Self; 10] = [
         Self::Plain,
         Self::Fails(2),
         Self::Poison,
@@ -90,6 +95,22 @@ impl Fate {
         Self::Delayed(4_000),
         Self::Large,
     ];
+
+    /// Its name, without numbers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "Plain",
+            Self::Fails(_) => "Fails",
+            Self::Poison => "Poison",
+            Self::Refused => "Refused",
+            Self::Slow(_) => "Slow",
+            Self::Hangs => "Hangs",
+            Self::Panics(_) => "Panics",
+            Self::Kills(_) => "Kills",
+            Self::Delayed(_) => "Delayed",
+            Self::Large => "Large",
+        }
+    }
 }
 
 /// Something that happens at a time.
@@ -196,8 +217,38 @@ pub enum What {
     DiscardDead,
     /// An operator discards an event that waits.
     DiscardWaiting,
+    /// An operator deletes all that has ended.
+    Purge,
+    /// A relay starts again with other settings.
+    Settings {
+        /// Which relay.
+        relay: usize,
+        /// Which settings.
+        settings: Settings,
+    },
     /// Routes change: destinations swap what they get. All relays restart, one after the other.
     Reroute,
+}
+
+/// Settings of a relay that can differ from those of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// See [`Config::batch`](posthaste_relay::Config::batch).
+    pub batch: usize,
+    /// See [`Config::concurrency`](posthaste_relay::Config::concurrency).
+    pub concurrency: usize,
+    /// See [`Config::cold_queue`](posthaste_relay::Config::cold_queue).
+    pub cold_queue: usize,
+    /// See [`Config::blocked_lanes`](posthaste_relay::Config::blocked_lanes).
+    pub blocked_lanes: usize,
+    /// See [`Config::on_dead`](posthaste_relay::Config::on_dead). `None`: as the plan says.
+    pub on_dead: Option<OnDead>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { batch: 8, concurrency: 4, cold_queue: 32, blocked_lanes: 16, on_dead: None }
+    }
 }
 
 /// How a destination that is down shows it.
@@ -224,6 +275,18 @@ pub enum Paused {
     Destination(usize),
     /// A key.
     Key(usize),
+}
+
+impl Paused {
+    /// Its name, without numbers.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Outbox => "Outbox",
+            Self::Relay(_) => "Relay",
+            Self::Destination(_) => "Destination",
+            Self::Key(_) => "Key",
+        }
+    }
 }
 
 /// The kinds of accidents, of which each seed uses some.
@@ -259,11 +322,15 @@ pub enum Kind {
     Discard,
     /// Routes change.
     Reroute,
+    /// An operator purges.
+    Purge,
+    /// A relay gets other settings.
+    Settings,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Crash,
         Self::Restart,
         Self::Freeze,
@@ -279,6 +346,8 @@ impl Kind {
         Self::Replay,
         Self::Discard,
         Self::Reroute,
+        Self::Purge,
+        Self::Settings,
     ];
 }
 
@@ -301,6 +370,8 @@ impl What {
             Self::ReplayDead | Self::ReplaySent => Kind::Replay,
             Self::DiscardDead | Self::DiscardWaiting => Kind::Discard,
             Self::Reroute => Kind::Reroute,
+            Self::Purge => Kind::Purge,
+            Self::Settings { .. } => Kind::Settings,
         }
     }
 }
@@ -329,11 +400,15 @@ impl Plan {
             }),
             keys: [1, 3, 10, 40][rng.usize(..4)],
             writers: rng.usize(1..=4),
+            hot: 0,
+            repeats: false,
             events: rng.usize(150..400),
             length: Duration::from_millis(length),
             fates: Vec::new(),
             accidents: Vec::new(),
         };
+        plan.hot = rng.usize(..=plan.writers);
+        plan.repeats = rng.u32(..3) == 0;
         plan.fates = some(&mut rng, &Fate::ALL);
         let kinds = some(&mut rng, &Kind::ALL);
         let accidents = rng.usize(8..24);
@@ -344,6 +419,11 @@ impl Plan {
             }
         }
         plan.accidents.sort_by_key(|accident| accident.at);
+        // Each at a time of its own, by which it is known.
+        for next in 1..plan.accidents.len() {
+            let before = plan.accidents[next - 1].at;
+            plan.accidents[next].at = plan.accidents[next].at.max(before + 1);
+        }
         plan
     }
 
@@ -394,6 +474,17 @@ impl Plan {
             Kind::Discard if rng.bool() => What::DiscardDead,
             Kind::Discard => What::DiscardWaiting,
             Kind::Reroute => What::Reroute,
+            Kind::Purge => What::Purge,
+            Kind::Settings => What::Settings {
+                relay,
+                settings: Settings {
+                    batch: [2, 8, 30][rng.usize(..3)],
+                    concurrency: [1, 4, 16][rng.usize(..3)],
+                    cold_queue: [16, 32, 200][rng.usize(..3)],
+                    blocked_lanes: [2, 16, 100][rng.usize(..3)],
+                    on_dead: [None, Some(OnDead::Skip), Some(OnDead::Park)][rng.usize(..3)],
+                },
+            },
         }
     }
 }

@@ -7,17 +7,24 @@
 //! when it wakes up how late it is.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use fastrand::Rng;
 use posthaste_core::{Error, ErrorKind, Result, clock::Clock};
-use tokio::sync::watch;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::{
+    history::{Call, Happened, History},
+    judge::Promise,
+    luck::{Luck, number},
+};
 
 /// Whether a process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,25 +50,44 @@ struct Loss {
 pub(crate) struct Process(Arc<Inner>);
 
 struct Inner {
-    name: String,
-    state: watch::Sender<State>,
+    name: Arc<str>,
+    state: Mutex<State>,
+    /// Told when a frozen one wakes up. In the order in which they came: `tokio::sync::watch` shuffles.
+    wakes: Notify,
     loss: Mutex<Loss>,
     /// No call to the database is answered while this is true.
-    cut_off: watch::Receiver<bool>,
-    random: Mutex<Rng>,
+    cut_off: Arc<AtomicBool>,
+    luck: Luck,
+    /// How often each call was on its way, by the number of its name.
+    passed: Mutex<BTreeMap<u64, u64>>,
     /// Longest time that a call takes each way, in microseconds.
     latency: AtomicU32,
+    /// Which deliveries destinations have acknowledged to it.
+    acknowledged: Mutex<BTreeSet<(Uuid, u32)>>,
+    history: History,
+    began: tokio::time::Instant,
 }
 
 impl Process {
-    pub(crate) fn new(name: &str, cut_off: watch::Receiver<bool>, random: Rng) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        cut_off: Arc<AtomicBool>,
+        luck: Luck,
+        history: History,
+        began: tokio::time::Instant,
+    ) -> Self {
         Self(Arc::new(Inner {
-            name: name.to_owned(),
-            state: watch::Sender::new(State::Runs),
+            name: Arc::from(name),
+            state: Mutex::new(State::Runs),
+            wakes: Notify::new(),
             loss: Mutex::default(),
             cut_off,
-            random: Mutex::new(random),
+            luck,
+            passed: Mutex::default(),
             latency: AtomicU32::new(2_000),
+            acknowledged: Mutex::default(),
+            history,
+            began,
         }))
     }
 
@@ -69,44 +95,62 @@ impl Process {
         &self.0.name
     }
 
-    fn random(&self) -> MutexGuard<'_, Rng> {
-        self.0.random.lock().unwrap_or_else(PoisonError::into_inner)
+    fn at(&self) -> u64 {
+        self.0.began.elapsed().as_micros() as u64
     }
 
-    /// A number below this one, of the process' own luck.
-    pub(crate) fn below(&self, most: u32) -> u32 {
-        self.random().u32(..most.max(1))
+    fn acknowledgements(&self) -> MutexGuard<'_, BTreeSet<(Uuid, u32)>> {
+        self.0.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A destination has told it that it took this delivery of an event.
+    pub(crate) fn acknowledged(&self, id: Uuid, replay: u32) {
+        self.acknowledgements().insert((id, replay));
+    }
+
+    pub(crate) fn has_acknowledgement(&self, id: Uuid, replay: u32) -> bool {
+        self.acknowledgements().contains(&(id, replay))
+    }
+
+    /// It has broken a promise.
+    pub(crate) fn broke(&self, promise: Promise, id: Option<Uuid>, text: String) {
+        let text = format!("{text}, by {}", self.name());
+        let what = Happened::Broke { promise, events: id.into_iter().collect(), text };
+        self.0.history.add(self.at(), what);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// It stands still until [`thaw`](Self::thaw).
     pub(crate) fn freeze(&self) {
-        let now = tokio::time::Instant::now().into_std();
-        self.0.state.send_if_modified(|state| {
-            let runs = *state == State::Runs;
-            if runs {
-                *state = State::Frozen(now);
-            }
-            runs
-        });
+        let mut state = self.state();
+        if *state == State::Runs {
+            *state = State::Frozen(tokio::time::Instant::now().into_std());
+        }
     }
 
     pub(crate) fn thaw(&self) {
-        self.0.state.send_if_modified(|state| {
-            let frozen = matches!(state, State::Frozen(_));
-            if frozen {
-                *state = State::Runs;
-            }
-            frozen
-        });
+        let mut state = self.state();
+        if matches!(*state, State::Frozen(_)) {
+            *state = State::Runs;
+            drop(state);
+            self.0.wakes.notify_waiters();
+        }
     }
 
     /// It has no effect on anything from now on.
     pub(crate) fn kill(&self) {
-        self.0.state.send_replace(State::Dead);
+        *self.state() = State::Dead;
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        *self.0.state.borrow() == State::Dead
+        *self.state() == State::Dead
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        *self.state() == State::Runs
     }
 
     /// The answers to its next calls to the database are lost.
@@ -123,9 +167,14 @@ impl Process {
 
     /// Waits while it is frozen. Never returns once it is dead.
     pub(crate) async fn runs(&self) {
-        let mut state = self.0.state.subscribe();
-        // The sender lives as long as this process does.
-        let _ = state.wait_for(|state| *state == State::Runs).await;
+        loop {
+            // Before the look: a change between the two is not missed.
+            let wakes = self.0.wakes.notified();
+            if *self.state() == State::Runs {
+                return;
+            }
+            wakes.await;
+        }
     }
 
     /// Does this, unless the process is dead: then its bytes were never sent.
@@ -135,21 +184,39 @@ impl Process {
         }
     }
 
-    /// On the way to the outside, or back.
-    pub(crate) async fn pass(&self) {
+    /// On the way to the outside, or back. How long that takes depends on the name of the call and on how often
+    /// this process has made it: a call more or less shifts no other.
+    pub(crate) async fn pass(&self, call: &str) {
         self.runs().await;
-        let most = self.0.latency.load(Ordering::Relaxed);
-        let micros = u64::from(self.below(most));
+        let most = u64::from(self.0.latency.load(Ordering::Relaxed));
+        let before = {
+            let mut passed = self.0.passed.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = passed.entry(number(call)).or_default();
+            *count += 1;
+            *count
+        };
+        let micros = self.0.luck.of(call).draw(before) % most.max(1);
         tokio::time::sleep(Duration::from_micros(micros)).await;
         self.runs().await;
     }
 
     /// A call to the database: on the way there, its effect, and the answer on the way back.
-    pub(crate) async fn call<T>(&self, effect: impl Future<Output = Result<T>>) -> Result<T> {
-        self.pass().await;
-        let mut cut_off = self.0.cut_off.clone();
-        if *cut_off.borrow_and_update() {
-            self.pass().await;
+    pub(crate) async fn call<T>(
+        &self,
+        name: &'static str,
+        about: String,
+        effect: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.pass(name).await;
+        self.0.history.called(Call {
+            at: self.at(),
+            process: Arc::clone(&self.0.name),
+            name,
+            about,
+        });
+        if self.0.cut_off.load(Ordering::Relaxed) {
+            self.0.history.count("call: not reached");
+            self.pass(name).await;
             return Err(Error::new(ErrorKind::Unavailable, "the database is not there"));
         }
         let loss = {
@@ -160,9 +227,15 @@ impl Process {
         };
         let Some(loss) = loss else {
             let answer = effect.await;
-            self.pass().await;
+            self.pass(name).await;
             return answer;
         };
+        self.0.history.count(match (loss.happens, loss.silent) {
+            (true, true) => "call: happened, no answer",
+            (true, false) => "call: happened, answer lost",
+            (false, true) => "call: lost, no answer",
+            (false, false) => "call: lost",
+        });
         if loss.happens {
             // Its answer is what is lost.
             let _ = effect.await;
@@ -170,7 +243,7 @@ impl Process {
         if loss.silent {
             std::future::pending::<()>().await;
         }
-        self.pass().await;
+        self.pass(name).await;
         Err(Error::new(ErrorKind::Unavailable, "the connection was lost"))
     }
 }
@@ -183,7 +256,7 @@ impl fmt::Debug for Process {
 
 impl Clock for Process {
     fn now(&self) -> Instant {
-        match *self.0.state.borrow() {
+        match *self.state() {
             State::Frozen(since) => since,
             State::Runs | State::Dead => tokio::time::Instant::now().into_std(),
         }

@@ -3,8 +3,8 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,11 +14,14 @@ use jiff::Timestamp;
 use posthaste_core::{
     Event, Key, Status,
     backoff::Backoff,
-    store::{Control, Filter, Operate, Pausable, Schema, Selection},
+    enqueue::Enqueued,
+    store::{Control, EventRecord, Filter, Operate, Pausable, RelayOrdering, Schema, Selection},
 };
-use posthaste_relay::{Config, Destination, Housekeeping, Relay, Retention, Route, Routes};
+use posthaste_relay::{
+    Committed, Config, Destination, Housekeeping, Relay, Retention, Route, Routes,
+};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, sleep, sleep_until},
 };
 use uuid::Uuid;
@@ -26,9 +29,13 @@ use uuid::Uuid;
 use crate::{
     database::{Backup, MemoryStore, Row, Server},
     destination::{Broker, Line},
-    history::{Happened, History, Written},
-    plan::{Accepts, Accident, Fate, Paused, Plan, What},
+    fence::Fences,
+    history::{Happened, History, WRITERS, Written, short},
+    judge::Promise,
+    luck::Luck,
+    plan::{Accepts, Accident, Down, Fate, Paused, Plan, Settings, What},
     process::Process,
+    stalls::{Excuses, RECOVERY},
     wire::Wire,
 };
 
@@ -55,28 +62,42 @@ pub struct End {
     pub memory: usize,
     /// Rows that reads have walked over.
     pub walked: u64,
+    /// The longest time for which an event waited and nothing excused it, in microseconds.
+    pub waited: u64,
+    /// How long it took after the last accident until nothing waited, in microseconds.
+    pub healed: u64,
+    /// For how long all of it went on, in microseconds.
+    pub lasted: u64,
     /// All came to their end in time.
     pub ended: bool,
 }
 
-struct World {
-    plan: Plan,
+pub(crate) struct World {
+    pub(crate) plan: Plan,
     began: Instant,
-    server: Server,
-    operator: MemoryStore,
-    cut_off: watch::Sender<bool>,
+    pub(crate) server: Server,
+    pub(crate) operator: MemoryStore,
+    cut_off: Arc<AtomicBool>,
     brokers: Vec<Broker>,
-    history: History,
+    pub(crate) history: History,
+    fences: Fences,
+    excuses: Mutex<Excuses>,
+    /// Since when each destination is down, and until when it was.
+    outages: Mutex<BTreeMap<usize, (u64, u64)>>,
+    /// How often another server has taken over, and an operator has purged.
+    failovers: AtomicU64,
+    purges: AtomicU64,
     fates: Arc<Mutex<BTreeMap<Uuid, Fate>>>,
     /// In milliseconds: what the database's clock says more than the world's.
     clock: Arc<AtomicI64>,
+    /// The most that it has said more.
+    latest: AtomicI64,
     deaths: mpsc::UnboundedSender<String>,
     /// Which destination gets what: rotated with each change of the routes.
     rotation: AtomicU64,
     relays: Mutex<Vec<Slot>>,
-    incarnations: AtomicU64,
-    numbers: AtomicU64,
     memory: AtomicU64,
+    waited: AtomicU64,
 }
 
 /// A relay's place: which run of it is there now.
@@ -85,6 +106,51 @@ struct Slot {
     run: Option<(Process, Arc<Relay>)>,
     /// Told when it is to be there again.
     wanted: bool,
+    /// How many there were.
+    runs: u32,
+    /// With which settings the next one starts, if not with the usual ones.
+    settings: Option<Settings>,
+}
+
+/// Somebody who writes events: each has luck and numbers of their own.
+struct Pen {
+    source: u64,
+    events: u32,
+    luck: Rng,
+    /// The relay in whose process they write: it is told of what they commit.
+    relay: Option<usize>,
+    /// What they have committed lately, if they write some of it again.
+    known: Option<Vec<Known>>,
+}
+
+/// An event that was committed.
+#[derive(Clone)]
+struct Known {
+    event: Event,
+    sequence: i64,
+    /// How many failovers there had been.
+    failovers: u64,
+}
+
+/// So many of its events a writer remembers.
+const REMEMBERED: usize = 20;
+
+impl Pen {
+    fn new(source: u64, luck: Luck) -> Self {
+        Self { source, events: 0, luck: luck.generator(), relay: None, known: None }
+    }
+
+    /// One of the last events, to be written again.
+    fn repeated(&mut self) -> Option<Known> {
+        let known = self.known.as_ref().filter(|known| !known.is_empty())?;
+        (self.luck.u32(..6) == 0).then(|| known[self.luck.usize(..known.len())].clone())
+    }
+
+    fn next_id(&mut self) -> Uuid {
+        self.events += 1;
+        let number = u128::from(self.source) << 32 | u128::from(self.events);
+        Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0000 | number)
+    }
 }
 
 /// Lives through a plan. Needs a runtime whose time stands still until all wait.
@@ -116,7 +182,7 @@ pub async fn live(plan: &Plan) -> End {
         plan: plan.clone(),
         began,
         operator,
-        cut_off: watch::Sender::new(false),
+        cut_off: Arc::default(),
         brokers: plan.acceptance[..plan.destinations]
             .iter()
             .map(|accepts| Broker::new(*accepts))
@@ -124,12 +190,17 @@ pub async fn live(plan: &Plan) -> End {
         history,
         fates: Arc::default(),
         clock,
+        latest: AtomicI64::new(0),
         deaths,
         rotation: AtomicU64::new(0),
         relays: Mutex::new((0..plan.relays).map(|_| Slot::default()).collect()),
-        incarnations: AtomicU64::new(0),
-        numbers: AtomicU64::new(0),
         memory: AtomicU64::new(0),
+        waited: AtomicU64::new(0),
+        fences: Fences::default(),
+        excuses: Mutex::new(Excuses::default()),
+        outages: Mutex::default(),
+        failovers: AtomicU64::new(0),
+        purges: AtomicU64::new(0),
         server,
     });
     for relay in 0..plan.relays {
@@ -150,13 +221,24 @@ pub async fn live(plan: &Plan) -> End {
             }
         })
     };
+    // They start, and share the work.
+    world.excuses().all(RECOVERY.as_micros() as u64);
+    let looking = tokio::spawn(Arc::clone(&world).look_for_stalls());
     for accident in plan.accidents.clone() {
         let world = Arc::clone(&world);
-        tasks.spawn(async move { world.befall(accident).await });
+        tasks.spawn(async move {
+            let kind = accident.what.kind();
+            if world.befall(accident).await {
+                world.history.count(format!("accident: {kind:?}"));
+            }
+        });
     }
     while tasks.join_next().await.is_some() {}
     sleep_until(began + plan.length).await;
+    let healing = world.at();
     let ended = world.heal().await;
+    let healed = world.at() - healing;
+    looking.abort();
     undertaker.abort();
     world.stop().await;
     End {
@@ -164,13 +246,16 @@ pub async fn live(plan: &Plan) -> End {
         deleted: world.server.deleted(),
         memory: world.memory.load(Ordering::Relaxed) as usize,
         walked: world.server.walked(),
+        waited: world.waited.load(Ordering::Relaxed),
+        healed,
+        lasted: world.at(),
         history: world.history.clone(),
         ended,
     }
 }
 
 impl World {
-    fn at(&self) -> u64 {
+    pub(crate) fn at(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
 
@@ -183,7 +268,72 @@ impl World {
         self.history.add(self.at(), Happened::Befell { process, what: what.into() });
     }
 
-    fn slots(&self) -> std::sync::MutexGuard<'_, Vec<Slot>> {
+    pub(crate) fn tell(&self, what: Happened) {
+        self.history.add(self.at(), what);
+    }
+
+    pub(crate) fn excuses(&self) -> MutexGuard<'_, Excuses> {
+        self.excuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This moment, so many milliseconds later, and the time that all need to recover.
+    fn recovered(&self, ms: u64) -> u64 {
+        self.at() + ms * 1_000 + RECOVERY.as_micros() as u64
+    }
+
+    /// A relay does nothing for so long: the others take its work over, and give it back.
+    fn relay_is_out(&self, relay: usize, ms: u64) {
+        let until = self.at() + ms * 1_000;
+        let recovered = self.recovered(0);
+        let mut excuses = self.excuses();
+        excuses.relay(relay, until);
+        excuses.all(recovered);
+    }
+
+    /// It works again.
+    fn relay_is_back(&self) {
+        let recovered = self.recovered(0);
+        self.excuses().all(recovered);
+    }
+
+    pub(crate) fn longest_wait(&self, waited: u64) {
+        self.waited.fetch_max(waited, Ordering::Relaxed);
+    }
+
+    /// How often destinations were given this event.
+    pub(crate) fn tries(&self, id: Uuid) -> u32 {
+        self.brokers.iter().map(|broker| broker.tries(id)).sum()
+    }
+
+    /// Where the routes lead an event.
+    pub(crate) fn destination_of(&self, record: &EventRecord) -> usize {
+        let kind = record.content.as_ref().ok().and_then(|envelope| {
+            envelope.event.aggregate_type().strip_prefix('t')?.parse::<u64>().ok()
+        });
+        let count = self.plan.destinations as u64;
+        ((kind.unwrap_or(0) + self.rotation.load(Ordering::Relaxed)) % count) as usize
+    }
+
+    fn outages(&self) -> MutexGuard<'_, BTreeMap<usize, (u64, u64)>> {
+        self.outages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has failed to take an event lately.
+    pub(crate) fn has_failed(&self, destination: usize, now: u64) -> bool {
+        // What failed there can wait longer for its next try when the database's clock is set back.
+        let lately = 10 * RECOVERY.as_micros() as u64;
+        self.brokers[destination].failed_at().is_some_and(|at| at + lately > now)
+    }
+
+    /// It has been down for so long that all know.
+    pub(crate) fn is_down_for_long(&self, destination: usize, now: u64) -> bool {
+        let long = RECOVERY.as_micros() as u64;
+        self.outages()
+            .get(&destination)
+            .is_some_and(|(since, until)| *until > now && since + long < now)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.relays.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,20 +341,31 @@ impl World {
         self.slots()[relay].run.as_ref().map(|(process, _)| process.clone())
     }
 
-    fn luck(&self, of: &str) -> Rng {
-        let hash = of.bytes().fold(self.plan.seed ^ 0x9e37_79b9_7f4a_7c15, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Rng::with_seed(hash)
+    fn luck(&self, of: &str) -> Luck {
+        Luck::new(self.plan.seed).of(of)
     }
 
     /// A new run of a relay.
     async fn start(self: &Arc<Self>, relay: usize) {
-        self.slots()[relay].wanted = true;
-        let run = self.incarnations.fetch_add(1, Ordering::Relaxed);
+        let (run, settings) = {
+            let slot = &mut self.slots()[relay];
+            slot.wanted = true;
+            slot.runs += 1;
+            (slot.runs, slot.settings.clone().unwrap_or_default())
+        };
         let name = format!("r{relay}.{run}");
-        let process = Process::new(&name, self.cut_off.subscribe(), self.luck(&name));
-        let wire = Wire { process: process.clone(), store: self.server.store() };
+        let process = Process::new(
+            &name,
+            Arc::clone(&self.cut_off),
+            self.luck(&name),
+            self.history.clone(),
+            self.began,
+        );
+        let wire = Wire {
+            process: process.clone(),
+            store: self.server.store(),
+            fences: self.fences.clone(),
+        };
         let lines = self.brokers.iter().enumerate().map(|(n, broker)| {
             Destination::new(Arc::new(Line {
                 name: format!("d{n}"),
@@ -216,22 +377,22 @@ impl World {
                 deaths: self.deaths.clone(),
             }))
         });
-        let random = Mutex::new(self.luck(&format!("{name}'s backoff")));
+        let random = Mutex::new(self.luck(&name).of("backoff").generator());
         let config = Config {
             name: name.clone(),
             ordering: self.plan.ordering,
-            on_dead: self.plan.on_dead,
+            on_dead: settings.on_dead.unwrap_or(self.plan.on_dead),
             lease: LEASE,
             heartbeat: HEARTBEAT,
             busy_interval: Duration::from_millis(50),
             idle_interval: Duration::from_millis(500),
-            batch: 8,
-            concurrency: 4,
+            batch: settings.batch,
+            concurrency: settings.concurrency,
             dispatch_timeout: DISPATCH_TIMEOUT,
             hot_queue: 32,
-            cold_queue: 32,
+            cold_queue: settings.cold_queue,
             memory: MEMORY,
-            blocked_lanes: 16,
+            blocked_lanes: settings.blocked_lanes,
             drain: Duration::from_secs(2),
             backoff: Backoff::Exponential {
                 base: Duration::from_millis(200),
@@ -264,11 +425,12 @@ impl World {
             sleep(Duration::from_millis(500)).await;
         }
         self.note(format!("{name} starts"));
+        self.relay_is_back();
         self.slots()[relay].run = Some((process, made));
     }
 
     /// Destinations take turns over the aggregate types `t0`, `t1`, `t2`.
-    fn routes(&self) -> Routes {
+    pub(crate) fn routes(&self) -> Routes {
         let count = self.plan.destinations as u64;
         let rotation = self.rotation.load(Ordering::Relaxed);
         (0..count).fold(Routes::new(), |routes, n| {
@@ -285,15 +447,15 @@ impl World {
             .iter()
             .position(|slot| slot.run.as_ref().is_some_and(|(process, _)| process.name() == name));
         let Some(relay) = relay else { return };
+        self.relay_is_out(relay, 700);
         self.slots()[relay].run = None;
         sleep(Duration::from_millis(700)).await;
         self.start(relay).await;
     }
 
-    fn event(&self, rng: &mut Rng, key: usize) -> Event {
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let id =
-            Uuid::from_u128((0x0198_0000_0000_7000_8000_0000_0000_0000_u128) | u128::from(number));
+    fn event(&self, pen: &mut Pen, key: usize) -> Event {
+        let id = pen.next_id();
+        let rng = &mut pen.luck;
         let fate = *rng.choice(&self.plan.fates).unwrap_or(&Fate::Plain);
         // Most events are plain. A panic is one of a handler, which takes one event at a time.
         let fate = if rng.u32(..6) == 0 { fate } else { Fate::Plain };
@@ -320,68 +482,122 @@ impl World {
     }
 
     async fn write(self: Arc<Self>, writer: usize) {
-        let mut rng = self.luck(&format!("writer {writer}"));
+        let mut pen = Pen::new(writer as u64, self.luck(&format!("writer {writer}")));
+        pen.relay = (writer < self.plan.hot).then_some(writer % self.plan.relays);
+        pen.known = self.plan.repeats.then(Vec::new);
         let mut left = self.plan.events / self.plan.writers;
         let pace = self.plan.length.as_millis() as u64 * 2 / (left as u64 + 1);
         while left > 0 && self.began.elapsed() < self.plan.length {
-            sleep(Duration::from_micros(rng.u64(..=pace.max(1) * 1_000) * 2)).await;
+            sleep(Duration::from_micros(pen.luck.u64(..=pace.max(1) * 1_000) * 2)).await;
             let count =
-                if rng.u32(..8) == 0 { rng.usize(1..30) } else { rng.usize(1..4) }.min(left);
+                if pen.luck.u32(..8) == 0 { pen.luck.usize(1..30) } else { pen.luck.usize(1..4) }
+                    .min(left);
             left -= count;
-            let hold = if rng.u32(..5) == 0 { rng.u64(..1_500) } else { rng.u64(..5) };
-            let rolls_back = rng.u32(..8) == 0;
-            self.transact(&mut rng, count, hold, rolls_back).await;
+            let hold =
+                if pen.luck.u32(..5) == 0 { pen.luck.u64(..1_500) } else { pen.luck.u64(..5) };
+            let rolls_back = pen.luck.u32(..8) == 0;
+            self.transact(&mut pen, count, hold, rolls_back).await;
         }
     }
 
     /// One transaction of a writer.
-    async fn transact(&self, rng: &mut Rng, count: usize, hold: u64, rolls_back: bool) {
+    async fn transact(&self, pen: &mut Pen, count: usize, hold: u64, rolls_back: bool) {
         let began = self.at();
         let mut transaction = self.server.begin();
         let (mut written, mut undone) = (Vec::new(), Vec::new());
         let mut left = count;
         while left > 0 {
-            let part = rng.usize(1..=left);
+            let part = pen.luck.usize(1..=left);
             left -= part;
-            let takes_back = rng.u32(..10) == 0;
+            let takes_back = pen.luck.u32(..10) == 0;
             if takes_back {
                 transaction.savepoint();
             }
-            let events: Vec<Event> = (0..part)
+            let mut events: Vec<Event> = (0..part)
                 .map(|_| {
-                    let key = rng.usize(..self.plan.keys);
-                    self.event(rng, key)
+                    let key = pen.luck.usize(..self.plan.keys);
+                    self.event(pen, key)
                 })
                 .collect();
+            let again = pen.repeated();
+            events.extend(again.iter().map(|known| known.event.clone()));
             let Ok(enqueued) = transaction.enqueue(&events).await else { return };
-            let new = events.iter().zip(enqueued).map(|(event, enqueued)| Written {
-                id: event.id(),
-                sequence: enqueued.sequence,
-                key: event.key(),
-                delayed: event.deliver_at().is_some(),
-            });
+            if let (Some(known), Some(answer)) = (&again, enqueued.last()) {
+                self.judge_repeated(known, answer);
+            }
+            let new = events.into_iter().zip(enqueued).filter(|(_, enqueued)| !enqueued.duplicate);
             if takes_back {
-                undone.extend(new.map(|one| one.id));
+                undone.extend(new.map(|(event, _)| event.id()));
                 transaction.roll_back_to_savepoint();
             } else {
-                written.extend(new);
+                written.extend(new.map(|(event, enqueued)| (event, enqueued.sequence)));
             }
-            sleep(Duration::from_micros(rng.u64(..=hold * 1_000 / 2))).await;
+            sleep(Duration::from_micros(pen.luck.u64(..=hold * 1_000 / 2))).await;
         }
         sleep(Duration::from_millis(hold)).await;
         if rolls_back {
-            undone.extend(written.iter().map(|one| one.id));
+            undone.extend(written.iter().map(|(event, _)| event.id()));
             transaction.rollback();
-            written.clear();
+            self.history.count("writer: rolls back");
         } else if transaction.commit().is_ok() {
-            self.history.add(self.at(), Happened::Committed { began, events: written });
+            let events = written.iter().map(|(event, sequence)| Written {
+                id: event.id(),
+                sequence: *sequence,
+                key: event.key(),
+                delayed: event.deliver_at().is_some(),
+            });
+            self.tell(Happened::Committed { began, events: events.collect() });
+            self.committed(pen, written);
         }
         if !undone.is_empty() {
-            self.history.add(self.at(), Happened::RolledBack { ids: undone });
+            self.tell(Happened::RolledBack { ids: undone });
         }
     }
 
-    async fn befall(self: Arc<Self>, accident: Accident) {
+    /// Tells the relay in the writer's process of what was committed.
+    fn committed(&self, pen: &mut Pen, written: Vec<(Event, i64)>) {
+        let slots = self.slots();
+        let run = pen.relay.and_then(|relay| slots[relay].run.as_ref());
+        if let Some((_, relay)) = run.filter(|(process, _)| process.is_running()) {
+            let committed =
+                written.iter().map(|(event, sequence)| Committed::new(event, *sequence));
+            relay.hot_path().committed(committed.collect());
+            self.history.count("writer: tells a relay");
+        }
+        drop(slots);
+        let failovers = self.failovers.load(Ordering::Relaxed);
+        if let Some(known) = &mut pen.known {
+            let new = written.into_iter();
+            known.extend(new.map(|(event, sequence)| Known { event, sequence, failovers }));
+            let most = known.len().saturating_sub(REMEMBERED);
+            known.drain(..most);
+        }
+    }
+
+    /// An event was enqueued a second time.
+    fn judge_repeated(&self, known: &Known, answer: &Enqueued) {
+        let id = known.event.id();
+        let failed_over = self.failovers.load(Ordering::Relaxed) > known.failovers;
+        let purged = self.purges.load(Ordering::Relaxed) > 0 || self.plan.deletes_sent;
+        self.history.count(if answer.duplicate {
+            "writer: repeats an event"
+        } else {
+            "writer: repeats an event that is gone"
+        });
+        let is_same = answer.duplicate && answer.sequence == known.sequence;
+        if !is_same && !purged && !failed_over {
+            let text = format!(
+                "{} (#{}) was written again, and the answer is {answer:?}",
+                short(id),
+                known.sequence
+            );
+            let promise = Promise::RepeatedEnqueueWritesNothing;
+            self.tell(Happened::Broke { promise, events: vec![id], text });
+        }
+    }
+
+    /// Lets an accident happen, and ends it. False when it finds nothing to happen to.
+    async fn befall(self: &Arc<Self>, accident: Accident) -> bool {
         let at = self.began + Duration::from_millis(accident.at);
         if let What::FailOver { lost } = accident.what {
             return self.fail_over(at, Duration::from_millis(lost)).await;
@@ -390,34 +606,45 @@ impl World {
         let wait = |ms: u64| sleep(Duration::from_millis(ms));
         match accident.what {
             What::Crash { relay, down } => {
-                let Some(run) = self.slots()[relay].run.take() else { return };
+                let Some(run) = self.slots()[relay].run.take() else { return false };
                 let (process, relay_of) = run;
                 process.kill();
                 drop(relay_of);
+                self.relay_is_out(relay, down);
                 self.befell(Some(process.name()), "a process is killed");
                 wait(down).await;
                 self.start(relay).await;
             }
-            What::Restart { relay } => self.restart(relay).await,
+            What::Restart { relay } => return self.restart(relay).await,
+            What::Settings { relay, settings } => {
+                self.slots()[relay].settings = Some(settings);
+                return self.restart(relay).await;
+            }
             What::Freeze { relay, ms } => {
-                let Some(process) = self.process(relay) else { return };
+                let Some(process) = self.process(relay) else { return false };
                 process.freeze();
+                self.relay_is_out(relay, ms);
                 self.befell(Some(process.name()), "a process freezes");
                 wait(ms).await;
                 process.thaw();
+                self.relay_is_back();
                 self.befell(Some(process.name()), "a process wakes up");
             }
             What::Lose { relay, calls, happens, silent } => {
-                let Some(process) = self.process(relay) else { return };
+                let Some(process) = self.process(relay) else { return false };
                 process.lose(calls, happens, silent);
+                let recovered = self.recovered(0);
+                self.excuses().all(recovered);
                 self.befell(
                     Some(process.name()),
                     format!("{calls} answers are lost (happens: {happens}, silent: {silent})"),
                 );
             }
             What::Slow { relay, latency, ms } => {
-                let Some(process) = self.process(relay) else { return };
+                let Some(process) = self.process(relay) else { return false };
                 process.slow(Duration::from_millis(latency));
+                let recovered = self.recovered(ms);
+                self.excuses().all(recovered);
                 self.befell(
                     Some(process.name()),
                     format!("calls take up to {latency} ms each way"),
@@ -427,56 +654,54 @@ impl World {
                 self.befell(Some(process.name()), "calls are quick again");
             }
             What::CutOff { ms } => {
-                self.cut_off.send_replace(true);
+                self.cut_off.store(true, Ordering::Relaxed);
+                let recovered = self.recovered(ms);
+                self.excuses().all(recovered);
                 self.befell(None, "nobody reaches the database");
                 wait(ms).await;
-                self.cut_off.send_replace(false);
+                self.cut_off.store(false, Ordering::Relaxed);
                 self.befell(None, "the database is there again");
             }
             What::ClockJump { by } => {
-                self.clock.fetch_add(by, Ordering::Relaxed);
+                let clock = self.clock.fetch_add(by, Ordering::Relaxed) + by;
+                let latest = self.latest.fetch_max(clock, Ordering::Relaxed).max(clock);
+                // What was given until a time that the clock has said before lasts until it says so again.
+                let recovered = self.recovered((latest - clock).unsigned_abs());
+                self.excuses().all(recovered);
                 self.befell(None, format!("the database's clock jumps by {by} ms"));
             }
-            What::Outage { destination, how, ms } => {
-                self.brokers[destination].set_down(Some(how));
-                self.befell(None, format!("d{destination} is down: {how:?}"));
-                wait(ms).await;
-                self.brokers[destination].set_down(None);
-                self.befell(None, format!("d{destination} is up"));
-            }
+            What::Outage { destination, how, ms } => self.outage(destination, how, ms).await,
             What::Lock { ms } => {
                 let rows = self.server.rows();
-                let open: Vec<i64> = rows.iter().rev().take(20).map(|row| row.sequence).collect();
-                self.server.lock_rows(&open);
-                self.befell(None, format!("somebody locks {} rows", open.len()));
+                let open: Vec<&Row> = rows.iter().rev().take(20).collect();
+                let sequences: Vec<i64> = open.iter().map(|row| row.sequence).collect();
+                self.server.lock_rows(&sequences);
+                let recovered = self.recovered(ms);
+                for row in open {
+                    match row.key {
+                        Some(key) => self.excuses().key(key, recovered),
+                        None => self.excuses().all(recovered),
+                    }
+                }
+                if self.plan.ordering != RelayOrdering::PerKey {
+                    self.excuses().all(recovered);
+                }
+                self.befell(None, format!("somebody locks {} rows", sequences.len()));
                 wait(ms).await;
                 self.server.unlock_rows();
                 self.befell(None, "the locks end");
             }
             What::LongTransaction { events, ms, rolls_back } => {
-                let mut rng = self.luck(&format!("long transaction at {}", accident.at));
-                self.transact(&mut rng, events, ms, rolls_back).await;
+                let luck = self.luck(&format!("long transaction at {}", accident.at));
+                let mut pen = Pen::new(WRITERS + accident.at, luck);
+                self.transact(&mut pen, events, ms, rolls_back).await;
             }
-            What::Pause { what, ms } => {
-                let what = match what {
-                    Paused::Outbox => Pausable::Outbox,
-                    Paused::Relay(relay) => match self.process(relay) {
-                        Some(process) => Pausable::Relay(process.name().to_owned()),
-                        None => return,
-                    },
-                    Paused::Destination(n) => Pausable::Destination(format!("d{n}")),
-                    Paused::Key(key) => Pausable::Key(self.key(key)),
-                };
-                let _ = self.operator.pause(&what, "sim", None).await;
-                self.befell(None, format!("{what} is paused"));
-                wait(ms).await;
-                let _ = self.operator.resume(&what).await;
-                self.befell(None, format!("{what} goes on"));
-            }
+            What::Pause { what, ms } => return self.pause(what, ms).await,
             What::ReplayDead => self.operate(true, Status::Dead).await,
             What::ReplaySent => self.operate(true, Status::Sent).await,
             What::DiscardDead => self.operate(false, Status::Dead).await,
             What::DiscardWaiting => self.operate(false, Status::Retry).await,
+            What::Purge => self.purge().await,
             What::Reroute => {
                 self.rotation.fetch_add(1, Ordering::Relaxed);
                 self.befell(None, "the routes change");
@@ -486,6 +711,75 @@ impl World {
             }
             What::FailOver { .. } => {}
         }
+        true
+    }
+
+    async fn outage(&self, destination: usize, how: Down, ms: u64) {
+        self.brokers[destination].set_down(Some(how));
+        let (now, recovered) = (self.at(), self.recovered(ms));
+        self.outages().insert(destination, (now, now + ms * 1_000));
+        if self.plan.ordering == RelayOrdering::Global {
+            self.excuses().all(recovered);
+        } else {
+            self.excuses().destination(destination, recovered);
+        }
+        self.befell(None, format!("d{destination} is down: {how:?}"));
+        sleep(Duration::from_millis(ms)).await;
+        self.brokers[destination].set_down(None);
+        self.befell(None, format!("d{destination} is up"));
+    }
+
+    async fn pause(&self, what: Paused, ms: u64) -> bool {
+        let recovered = self.recovered(ms);
+        let is_global = self.plan.ordering == RelayOrdering::Global;
+        self.history.count(format!("pause: {}", what.name()));
+        let what = match what {
+            Paused::Outbox => {
+                self.excuses().all(recovered);
+                Pausable::Outbox
+            }
+            Paused::Relay(relay) => {
+                let Some(process) = self.process(relay) else { return false };
+                self.relay_is_out(relay, ms);
+                Pausable::Relay(process.name().to_owned())
+            }
+            Paused::Destination(n) => {
+                self.excuses().destination(n, recovered);
+                Pausable::Destination(format!("d{n}"))
+            }
+            Paused::Key(key) => {
+                self.excuses().key(self.key(key), recovered);
+                Pausable::Key(self.key(key))
+            }
+        };
+        if is_global {
+            self.excuses().all(recovered);
+        }
+        let _ = self.operator.pause(&what, "sim", None).await;
+        self.befell(None, format!("{what} is paused"));
+        sleep(Duration::from_millis(ms)).await;
+        let _ = self.operator.resume(&what).await;
+        if matches!(what, Pausable::Relay(_)) {
+            self.relay_is_back();
+        }
+        self.befell(None, format!("{what} goes on"));
+        true
+    }
+
+    /// An operator deletes all that has ended.
+    async fn purge(&self) {
+        self.purges.fetch_add(1, Ordering::Relaxed);
+        let (mut deleted, mut next) = (0, None);
+        loop {
+            let step = self.operator.purge(Duration::ZERO, Some(Duration::ZERO), 50, next).await;
+            let Ok(step) = step else { break };
+            deleted += step.deleted;
+            next = step.next;
+            if next.is_none() {
+                break;
+            }
+        }
+        self.befell(None, format!("an operator purges {deleted} events"));
     }
 
     fn key(&self, key: usize) -> Key {
@@ -509,8 +803,10 @@ impl World {
         self.befell(None, format!("an operator {verb} {} {status} events", changed.unwrap_or(0)));
     }
 
-    async fn restart(self: &Arc<Self>, relay: usize) {
-        let Some((process, run)) = self.slots()[relay].run.take() else { return };
+    async fn restart(self: &Arc<Self>, relay: usize) -> bool {
+        let Some((process, run)) = self.slots()[relay].run.take() else { return false };
+        // A stop takes no longer.
+        self.relay_is_out(relay, 30_000);
         self.befell(Some(process.name()), "a relay stops");
         // It may be frozen, or its stop be cut off.
         let stopped = tokio::time::timeout(Duration::from_secs(30), run.stop()).await;
@@ -518,23 +814,34 @@ impl World {
         self.note(format!("{} has stopped (in time: {})", process.name(), stopped.is_ok()));
         drop(run);
         self.start(relay).await;
+        true
     }
 
     /// The new server has what the old one had a while before.
-    async fn fail_over(&self, at: Instant, lost: Duration) {
+    async fn fail_over(&self, at: Instant, lost: Duration) -> bool {
         sleep_until(at - lost.min(at - self.began)).await;
+        let since = self.at();
         let backup: Backup = self.server.backup();
         sleep_until(at).await;
         if !self.server.fail_over(&backup) {
-            return self.note("a server that was replaced meanwhile does not come back");
+            self.note("a server that was replaced meanwhile does not come back");
+            return false;
         }
+        self.fences.forget();
+        self.failovers.fetch_add(1, Ordering::Relaxed);
+        let recovered = self.recovered(0);
+        self.excuses().all(recovered);
+        self.tell(Happened::FailedOver { since });
         self.befell(None, format!("another server takes over, {} ms older", lost.as_millis()));
+        true
     }
 
     /// Ends all that is wrong, and waits for all events to come to their end. Whether they did in time.
     async fn heal(self: &Arc<Self>) -> bool {
         self.befell(None, "all accidents end");
-        self.cut_off.send_replace(false);
+        self.cut_off.store(false, Ordering::Relaxed);
+        let recovered = self.recovered(0);
+        self.excuses().all(recovered);
         self.server.unlock_rows();
         for broker in &self.brokers {
             broker.be_kind();
