@@ -229,7 +229,8 @@ impl Driver {
     /// Notes since when the memory has no room for what polls read, although destinations have some for more
     /// publishes: what waits follows events of its own key, or outcomes whose rows are locked.
     fn note_clog(&mut self, now: Instant) {
-        let full = self.lanes.cold_room(self.config.cold_queue) < self.config.batch.div_ceil(2)
+        let (batch, limit) = (self.config.batch, self.config.cold_queue);
+        let full = self.lanes.cold_room(limit) < batch.div_ceil(2).min(limit)
             || self.lanes.budget().page().is_none()
             || self.unwritten.is_full();
         let moves = self.lanes.in_flight() > 0 || !self.unwritten.is_empty();

@@ -124,7 +124,8 @@ impl Driver {
     /// How much the next read may bring.
     fn room(&self) -> Room {
         let (batch, limit) = (self.config.batch, self.config.cold_queue);
-        let half = batch.div_ceil(2);
+        // A queue that is smaller than half a batch never has room for that.
+        let half = batch.div_ceil(2).min(limit);
         let cold = self.lanes.cold_room(limit);
         let mut behind = Vec::new();
         let least = half.min(backlog_limit(limit));

@@ -47,9 +47,19 @@ mod locked {
 }
 
 on_every_database!(
+    a_queue_that_is_smaller_than_half_a_batch_is_filled,
     a_key_with_very_many_events_holds_back_no_other_at_a_slow_destination,
     a_key_whose_events_fill_the_memory_holds_back_no_other_at_a_slow_destination,
 );
+
+async fn a_queue_that_is_smaller_than_half_a_batch_is_filled<DB: TestDatabase>(on: &Fixture<DB>) {
+    on.enqueue((0..20).map(|n| event(&n.to_string(), n)).collect()).await;
+    let transport = MemoryTransport::new();
+    let relay = on.relay(transport.clone(), Config { batch: 30, cold_queue: 4, ..quick() });
+    relay.start().await.unwrap();
+    soon("all of them", transport.wait_for(20)).await;
+    relay.stop().await.unwrap();
+}
 
 /// Waits until so many events are marked as sent.
 async fn all_sent<DB: TestDatabase>(on: &Fixture<DB>, count: i64) {
