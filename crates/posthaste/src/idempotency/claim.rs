@@ -127,7 +127,7 @@ impl<DB: IdempotencyDialect> Held<DB> {
 
     /// Whether a transaction that the driver has ended by itself may have taken effect. This event
     /// of it is there if it has; without one nothing tells.
-    pub(super) async fn may_have_taken_effect(&self, event: Option<Event>) -> bool {
+    pub(super) async fn may_have_taken_effect(&self, event: Option<Box<Event>>) -> bool {
         let Some(event) = event else {
             return true;
         };
@@ -137,7 +137,8 @@ impl<DB: IdempotencyDialect> Held<DB> {
             let tables = settings.outbox.tables();
             // A writer may ask nothing else: once more, and rolled back.
             let again =
-                DB::enqueue(transaction.connection(), tables, std::slice::from_ref(&event)).await?;
+                DB::enqueue(transaction.connection(), tables, std::slice::from_ref(&*event))
+                    .await?;
             drop(transaction.rollback().await);
             Ok(again.iter().any(|again| again.duplicate))
         });

@@ -205,7 +205,7 @@ async fn finish<DB: IdempotencyDialect, O>(
                 refusal = Some(error);
                 // Here what is left of it is rolled back: whoever looks for its event waits for
                 // that.
-                Slot::Ended(transaction.first_event_of(held.outbox()))
+                Slot::Ended(transaction.first_event_of(held.outbox()).map(Box::new))
             }
             _ => Slot::HandedBack(transaction),
         },

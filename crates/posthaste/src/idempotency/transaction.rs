@@ -38,7 +38,7 @@ pub(super) enum Slot<DB: Dialect> {
     HandedBack(OutboxTransaction<DB>),
     /// The handler has dropped it when the driver had ended it by itself, perhaps with a commit.
     /// With an event that is there in that case.
-    Ended(Option<Event>),
+    Ended(Option<Box<Event>>),
     /// The request has been answered.
     Closed,
 }
@@ -127,7 +127,8 @@ impl<DB: Dialect> Drop for IdempotentTransaction<DB> {
         if transaction.may_be_committed() {
             let mut slot = self.inner.slot();
             if matches!(*slot, Slot::Begun) {
-                *slot = Slot::Ended(transaction.first_event_of(&self.inner.outbox));
+                let event = transaction.first_event_of(&self.inner.outbox);
+                *slot = Slot::Ended(event.map(Box::new));
             }
         }
     }

@@ -930,7 +930,7 @@ async fn after_a_statement_that_was_given_up_every_end_comes_soon_and_leaves_the
                 let (on, pool) = (Arc::clone(&on), pool.clone());
                 async move { give_up_a_statement_and(goes_on, &on, &pool, (placeholders, n)).await }
             });
-            let when = format!("{goes_on:?} after one with {} placeholders", placeholders);
+            let when = format!("{goes_on:?} after one with {placeholders} placeholders");
             match tokio::time::timeout(Duration::from_secs(12), ends).await {
                 // After a refusal the driver can find its place again: the rest is as good as ever.
                 Ok(Ok(one)) => committed += i64::from(one),

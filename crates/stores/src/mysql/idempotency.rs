@@ -2,7 +2,7 @@
 
 use posthaste_core::Result;
 use sqlx::{
-    MySql, MySqlConnection, Row,
+    Executor, MySql, MySqlConnection, Row,
     mysql::{MySqlArguments, MySqlRow},
 };
 
@@ -75,6 +75,9 @@ impl IdempotencyDialect for MySql {
             Err(error) if number(&error) == DUPLICATE_ENTRY => {}
             Err(error) => return Err(failed("taking an idempotency key")(error)),
         }
+        // The refused insert holds a lock that lets others read: two that both go on to update the
+        // row would wait for each other.
+        connection.execute("commit").await.map_err(failed("taking an idempotency key"))?;
         let taken = bind_taking(sqlx::query(tables.sql(TAKE_OVER)), key, lease)
             .bind(&key.fingerprint)
             .execute(connection)
