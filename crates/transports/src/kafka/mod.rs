@@ -43,7 +43,7 @@
 //! would keep for ever.
 //!
 //! When another connection breaks while it repeats, it may be over an event. What is under way is given up then, and
-//! goes on in a [trial](crate::apart), with a producer that repeats nothing: it tells which messages were on a
+//! goes on in a trial, with a producer that repeats nothing: it tells which messages were on a
 //! connection that broke.
 //!
 //! # Why several events of a key do not fly together

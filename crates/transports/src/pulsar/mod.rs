@@ -34,7 +34,7 @@
 //! # When things fail
 //! The client library would repeat by itself what a broken connection left open. It is not left to: with the first
 //! connection that breaks, and after a time-out, the client is thrown away, and all it still held with it. What was
-//! under way goes on in a [trial](crate::apart).
+//! under way goes on in a trial.
 //!
 //! The client library logs whole messages at level `trace`: leave that off.
 
