@@ -149,11 +149,10 @@ impl Driver {
         let late = if stands || self.by_rows() { cold } else { self.lanes.cold_room(2 * limit) };
         // Without a byte in memory one event may pass, however large it is.
         let bytes = self.lanes.budget().page();
-        let late_bytes = bytes.or_else(|| self.lanes.budget().small_page());
         if self.lanes.unsettled() >= SETTLE_BATCHES * batch {
             // What is read and cannot go is written back: writing has to keep up.
             let blocked = self.lanes.all_blocked();
-            return Room { blocked, bytes, late_bytes, least: 1, ..Room::default() };
+            return Room { blocked, bytes, least: 1, ..Room::default() };
         }
         let room = self.unwritten.room();
         let (due, late) = (due.min(room), late.min(room));
@@ -164,7 +163,7 @@ impl Driver {
         });
         let replays = self.lanes.replay_room(limit).min(room);
         let blocked = self.lanes.all_blocked();
-        Room { cold, late, due, replays, blocked, behind, bytes, late_bytes, least }
+        Room { cold, late, due, replays, blocked, behind, bytes, least }
     }
 
     /// The cursor of one destination has read.

@@ -87,8 +87,6 @@ pub(crate) struct Room {
     pub(crate) behind: Vec<RoomBehind>,
     /// Bytes that a page may have; `None` when there is no room at all.
     pub(crate) bytes: Option<usize>,
-    /// The same for a page of late ones.
-    pub(crate) late_bytes: Option<usize>,
     /// A read of fewer is not worth it.
     pub(crate) least: usize,
 }
@@ -524,7 +522,7 @@ impl Source {
             return None;
         }
         let kind = self.next_kind(room)?;
-        let bytes = if kind == Kind::Late { room.late_bytes } else { room.bytes }.unwrap_or(1);
+        let bytes = room.bytes.unwrap_or(1);
         self.last = kind;
         let page = self.page;
         let most = |rows: usize| Limit { rows: page.min(rows).max(1), bytes };
@@ -574,11 +572,7 @@ impl Source {
         let mut in_turn = turns.into_iter().cycle().skip(next).take(turns.len());
         // What blocks everything is read whatever room there is. It must not wait for the turn of a read that
         // has to wait for room: that is taken by what it blocks.
-        let has_room = |kind: &Kind| match kind {
-            Kind::Late => room.late_bytes.is_some(),
-            Kind::Due => room.bytes.is_some() || room.blocked,
-            Kind::Replays | Kind::Ahead | Kind::Behind => room.bytes.is_some(),
-        };
+        let has_room = |kind: &Kind| room.bytes.is_some() || *kind == Kind::Due && room.blocked;
         in_turn.find(|kind| {
             has_room(kind)
                 && match kind {
@@ -701,7 +695,7 @@ mod tests {
     fn room(rows: usize) -> Room {
         let bytes = Some(1000);
         let (cold, late, due) = (rows, rows, rows);
-        Room { cold, late, due, least: 5, bytes, late_bytes: bytes, ..Room::default() }
+        Room { cold, late, due, least: 5, bytes, ..Room::default() }
     }
 
     /// A key that fills the memory may be why there is none for others.
@@ -710,7 +704,7 @@ mod tests {
         let now = Instant::now();
         let mut source = Source::new(&Config::default(), now);
         source.rewind(Position::default(), |positions| positions[0].clone());
-        let room = Room { late: 10, late_bytes: Some(1), least: 5, ..Room::default() };
+        let room = Room { late: 10, bytes: Some(1), least: 5, ..Room::default() };
         let next = source.next(now, &room);
         assert!(matches!(next, Some(NextRead::Late(_, Limit { rows: 10, bytes: 1 }))), "{next:?}");
     }

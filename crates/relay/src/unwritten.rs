@@ -44,6 +44,9 @@ const WARY: Duration = Duration::from_mins(1);
 /// How often rows that are locked are asked about again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// Most events that are remembered as late.
+const MOST_LATE: usize = 1_000;
+
 /// Most of these that one question is about; the next one follows soon where there are more.
 const ASKED: usize = 1_000;
 
@@ -59,8 +62,9 @@ pub(crate) struct Unwritten {
     /// The events whose outcomes these are.
     waiting: HashSet<i64>,
     wary_until: Option<Instant>,
-    /// The event whose outcome was not written in time although it was alone: its answer may have been lost.
-    late_alone: Option<i64>,
+    /// Events whose outcomes were not written in time although they were alone: the first time the answer may have
+    /// been lost.
+    late_alone: HashSet<i64>,
     asking: bool,
     /// How many of the present round were asked about.
     turn: usize,
@@ -156,12 +160,13 @@ impl Unwritten {
             return None;
         }
         let alone = self.divided(batch)?;
-        let sequence = alone.sequences().next();
         let mut outcomes = alone.parts.iter().flat_map(|(_, part)| part);
         let is_suspect = outcomes.any(|one| matches!(one.verdict, Verdict::Suspect { .. }));
-        if !is_suspect && self.late_alone != sequence {
+        if self.late_alone.len() >= MOST_LATE {
+            self.late_alone.clear();
+        }
+        if !is_suspect && alone.sequences().any(|sequence| self.late_alone.insert(sequence)) {
             // Once more: one lost answer is no reason to wait for long.
-            self.late_alone = sequence;
             self.put_back(alone);
             return None;
         }
@@ -475,8 +480,13 @@ mod tests {
         assert_eq!(unwritten.asks(now), None, "it is left alone for a while");
         assert_eq!(unwritten.asks(now + WARY), Some(vec![777]));
         unwritten.answered(&[777], &[], now + WARY);
-        assert_eq!(unwritten.next().map(|batch| sequences(&batch)), Some(vec![777]));
+        let again = unwritten.next().unwrap();
+        assert_eq!(sequences(&again), [777]);
         assert!(unwritten.is_empty());
+        unwritten.timed_out(again, now + WARY);
+        let again = unwritten.next().expect("as it is, once");
+        unwritten.timed_out(again, now + WARY);
+        assert!(unwritten.is_aside(777), "one second try is enough");
     }
 
     #[test]

@@ -268,7 +268,7 @@ impl Lanes {
         match lane.block {
             Block::Waiting | Block::Parked if lane.held => {
                 lane.turn(Block::Releasing);
-                lane.more = None;
+                lane.read_anew();
                 self.request_release(id);
             }
             Block::Releasing if lane.more.is_some() => self.request_release(id),

@@ -370,7 +370,7 @@ impl Lanes {
             (false, false) => Block::Releasing,
         });
         lane.due = due && lane.block == Block::Waiting;
-        lane.more = None;
+        lane.read_anew();
         if self.spilled {
             self.ask_for(id);
         }

@@ -231,6 +231,9 @@ impl Lanes {
     pub fn released(&mut self, release: &Release, rows: Option<Vec<Fetched>>, now: Instant) {
         // Its shard was lost meanwhile, and may have come back: another relay had the followers.
         if self.awaits(release) {
+            // What was held while it was under way may lie before where it began, and before what it brings.
+            let is_late = self.lanes.get(&release.lane).is_some_and(|lane| lane.more.is_some());
+            let rows = rows.filter(|_| release.after == 0 || !is_late);
             self.take_back(release.lane, rows, now);
         }
         self.read_merged(release.read);

@@ -34,11 +34,16 @@ use crate::{
     key::KeyColumns,
 };
 
-/// Most rows of one late transaction that a read walks over.
-const WALKED: usize = 2_000;
+/// How many rows of each late transaction a read walks over: together `$4`. So a page costs the same however many
+/// there are, and a smaller one costs less.
+macro_rules! of_each {
+    () => {
+        "(select greatest(20, least(2000, $4::bigint / greatest(cardinality(ended), 1))) from seen)"
+    };
+}
 
-/// A read walks over so many rows of each, however many there are.
-const LEAST_WALKED: usize = 20;
+/// So many rows are walked over for each that a read may bring.
+const WALKED: i64 = 4;
 
 /// Most sequence numbers that a read ahead walks over: what is settled already costs time, too.
 pub(super) const WINDOW: i64 = 50_000;
@@ -81,7 +86,7 @@ macro_rules! fresh {
     };
 }
 
-/// The rows of the transactions that `seen` tells to look at, from `$3` to `$2`, at most `$4` of each, and
+/// The rows of the transactions that `seen` tells to look at, from `$3` to `$2`, together about `$4`, and
 /// up to where all of them were walked over. By two comparisons of pairs instead of `xid = any(…)`: where
 /// one transaction wrote most of the table, an equality looks to the planner as if it fetched most of the
 /// table, and it would scan it.
@@ -98,12 +103,17 @@ macro_rules! late {
                     from {events} e
                     where (e.xid, e.sequence) > (x, $3) and (e.xid, e.sequence) <= (x, $2)
                     order by e.xid, e.sequence
-                    limit $4
+                    limit ",
+            of_each!(),
+            "
                 ) e
             ),
             edge as materialized (
                 select min(last) as late_edge from (
-                    select max(sequence) as last from walked group by xid having count(*) >= $4
+                    select max(sequence) as last from walked group by xid
+                    having count(*) >= ",
+            of_each!(),
+            "
                 ) w
             )"
         )
@@ -267,14 +277,6 @@ macro_rules! held_in {
     };
 }
 
-/// How many rows of each late transaction a read walks over: together a few for each that it may bring. So a page
-/// costs the same however many there are, and a smaller one costs less.
-fn walked_of_each(context: Option<&Context>, limit: Limit) -> i64 {
-    let transactions = context.map_or(0, |context| context.snapshot.in_progress.len()).max(1);
-    let fair = limit.rows.saturating_mul(4) / transactions;
-    fair.clamp(LEAST_WALKED, WALKED) as i64
-}
-
 #[async_trait]
 impl Read for PostgresStore {
     async fn read_on(&self, shards: &[u16], from: &Position, limit: Limit) -> Result<Page> {
@@ -305,7 +307,7 @@ impl Read for PostgresStore {
             .bind(snapshot(context.as_ref()))
             .bind(sequence)
             .bind(0_i64)
-            .bind(walked_of_each(context.as_ref(), limit))
+            .bind(WALKED.saturating_mul(limit.rows as i64))
             .bind(limit.rows as i64)
             .bind(share(half))
             .bind(limit.rows as i64)
@@ -374,7 +376,7 @@ impl Read for PostgresStore {
             .bind(context.snapshot.to_string())
             .bind(from.sequence)
             .bind(context.walk.as_ref().map_or(0, |walk| walk.after))
-            .bind(walked_of_each(Some(&context), limit))
+            .bind(WALKED.saturating_mul(limit.rows as i64))
             .bind(limit.rows as i64)
             .bind(share(limit))
             .bind(shard_numbers(shards))
@@ -1113,25 +1115,4 @@ pub(super) fn in_order(rows: &[PgRow]) -> sqlx::Result<Vec<Fetched>> {
         rows.sort_unstable_by_key(|row| row.sequence);
     }
     Ok(rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_costs_the_same_however_many_transactions_are_late() {
-        let of_each = |transactions: u64, rows: usize| {
-            let ids: Vec<String> = (0..transactions).map(|id| (10 + id).to_string()).collect();
-            let snapshot = format!("10:{}:{}|1|-", 10 + transactions, ids.join(","));
-            let context = Context::parse(&snapshot).expect("a snapshot");
-            assert_eq!(context.snapshot.in_progress.len() as u64, transactions);
-            walked_of_each(Some(&context), Limit::rows(rows))
-        };
-        assert_eq!(of_each(1, 500), 2_000);
-        assert_eq!(of_each(4, 500), 500);
-        assert_eq!(of_each(50, 500), 40);
-        assert_eq!(of_each(1_000, 500), 20, "they go on, however many there are");
-        assert_eq!(of_each(1, 1), 20, "a smaller page costs less");
-    }
 }
