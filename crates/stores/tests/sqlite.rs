@@ -484,7 +484,7 @@ async fn plans_use_the_indexes() {
         ("order by not_before, sequence\n            limit ?3", "T USING INDEX T_not_before_idx"),
         (
             "where lane = ?1 and destination = ?2 and wait = 'held'",
-            "T USING INDEX T_lanes_idx (lane=? AND destination=? AND wait=?)",
+            "T USING INDEX T_lanes_idx (lane=? AND destination=? AND wait=? AND sequence>?)",
         ),
         (
             "where aggregate_id = ?3",
