@@ -39,54 +39,6 @@ fn held_followers_are_released_in_order_after_the_failed_one_is_delivered() {
     assert_eq!(lanes.offer(row(5, 1), Origin::Cold, None, now()), Offered::Accepted);
 }
 
-/// Somebody has locked the row of one that was delivered: the table says for hours that it is held.
-#[test]
-fn what_was_delivered_and_cannot_be_written_is_not_read_back_again() {
-    let mut lanes = open(OnDead::Skip);
-    lanes.block(0, &blocked(1, false, false));
-    let release = lanes.next_releases().pop().unwrap();
-    assert_eq!(release.after, 0);
-    lanes.released(&release, Some(vec![held(2), held(3)]), now());
-    for sequence in [2, 3] {
-        assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.published(vec![(sequence, Outcome::Delivered)], now());
-    }
-    // Laid aside.
-    assert_eq!(lanes.next_settlements(10).len(), 2);
-    let release = lanes.next_releases().pop().unwrap();
-    assert_eq!(release.after, 3, "it would bring the same again and again");
-    lanes.released(&release, Some(Vec::new()), now());
-    assert!(lanes.next_releases().is_empty());
-    assert_eq!(lanes.offer(row(4, 1), Origin::Cold, None, now()), Offered::Accepted);
-    assert_eq!(dispatch(&mut lanes), [4]);
-}
-
-/// The next page is read when a late one comes, and another one that was written after it was committed. The
-/// read sees the hold of the later one.
-#[test]
-fn what_is_held_while_a_page_is_read_back_does_not_pass_what_is_held_before_that_page() {
-    let mut lanes = open(OnDead::Skip);
-    lanes.block(0, &blocked(1, false, false));
-    let release = lanes.next_releases().pop().unwrap();
-    lanes.released(&release, Some(vec![held(10), held(20)]), now());
-    for sequence in [10, 20] {
-        assert_eq!(dispatch(&mut lanes), [sequence]);
-        lanes.published(vec![(sequence, Outcome::Delivered)], now());
-    }
-    let release = lanes.next_releases().pop().unwrap();
-    assert_eq!(release.after, 20);
-    for sequence in [5, 30] {
-        assert_eq!(lanes.offer(row(sequence, 1), Origin::Cold, None, now()), Offered::Held);
-    }
-    settle(&mut lanes);
-    lanes.released(&release, Some(vec![held(30)]), now());
-    assert!(dispatch(&mut lanes).is_empty(), "5 comes first");
-    let release = lanes.next_releases().pop().unwrap();
-    assert_eq!(release.after, 0);
-    lanes.released(&release, Some(vec![held(5), held(30)]), now());
-    assert_eq!(dispatch(&mut lanes), [5]);
-}
-
 /// One of those that were read back goes back into the table: the next read begins with it.
 #[test]
 fn what_is_held_again_while_its_lane_is_read_back_is_not_passed_over() {
