@@ -23,7 +23,7 @@ const KEPT: std::ops::Range<u64> = 40..80;
 /// Processors that the test run leaves to a simulation, which needs one.
 const THREADS: usize = 2;
 
-/// Lives through seeds on all threads while there are any. Gives what they met, how many there were, and the
+/// Lives through seeds on all threads while there are any. Returns what they met, how many there were, and the
 /// stories of those that broke a promise.
 fn live(next: impl Fn() -> Option<u64> + Sync) -> (Counters, u64, Vec<String>) {
     let met = Mutex::new((Counters::expected(), 0, Vec::new()));

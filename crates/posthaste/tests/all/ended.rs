@@ -908,7 +908,7 @@ async fn give_up_a_statement_and(
 }
 
 /// The definitions of its placeholders and columns are still to be read: whoever comes next takes
-/// them for the answer, in which the driver panics, or waits for ever for the rest of it.
+/// them for the answer, in which the driver panics, or never returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_statement_that_was_given_up_every_end_comes_soon_and_leaves_the_pool_whole() {
     let on = Arc::new(fixture().await);

@@ -269,7 +269,7 @@ async fn on_mariadb_a_handler_that_passes_over_the_end_of_its_transaction_is_500
     a_handler_that_passes_over_the_end_of_its_transaction_is_500::<sqlx::MySql>().await;
 }
 
-/// The driver has lost its place in the answers: whoever stores the response would wait for ever,
+/// The driver has lost its place in the answers: whoever stores the response would never return,
 /// with the transaction's locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_mariadb_a_handler_that_gives_a_statement_up_is_answered_soon_and_its_key_free() {

@@ -8,7 +8,7 @@
 //!
 //! The driver loses its place in the answers when a statement is dropped while the server prepares
 //! it: it takes the description of that statement's placeholders and columns for what the next one
-//! answers. Then it panics, waits for ever for what nobody sends, or takes one answer for
+//! answers. Then it panics, waits without end for what nobody sends, or takes one answer for
 //! another's. So whatever runs after a statement of the application's, and before the end of its
 //! transaction, asks for a token that was never asked for before.
 
